@@ -1,0 +1,1 @@
+"""Executors: what runs slices. One plain class without transport, UI or notebook in it."""

@@ -1,0 +1,174 @@
+"""The executor that runs slices in this process, one run at a time.
+
+It owns the sessions, the shared bases, the prepared data and the checkpoint writer of one
+experiment. It knows no scheduler, no state and no user interface: it is told what to do and reports.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.training import checkpoints, models, session, trainers
+
+Emit = Callable[..., Any]  # emit(kind, run, sync=..., **data)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run to be opened. `source` is the checkpoint folder a warm clone starts from."""
+
+    run: int
+    config: RunConfig
+    source: Path | None = None
+    source_config: RunConfig | None = None
+
+
+class LocalExecutor:
+    """Runs the runs of one experiment. All methods but `ask` are for one thread."""
+
+    def __init__(
+        self, folder: Path, data: trainers.FitData, create_model: models.CreateModel, keep: int, emit: Emit
+    ) -> None:
+        self._folder, self.data, self._keep = folder, data, keep
+        self.create_model = create_model
+        self._emit = emit
+        self._prepared = trainers.PreparedData()
+        self._bases: list[models.Base] = []
+        self._sessions: dict[int, session.Session] = {}
+        self._pinned: dict[int, set[int]] = {}
+        self._failed_write: BaseException | None = None
+        self._writer = checkpoints.Writer()
+        self._lock = threading.Lock()
+
+    def is_open(self, run: int) -> bool:
+        """Whether the run has a live trainer here."""
+        return run in self._sessions
+
+    def run_dir(self, run: int) -> Path:
+        """The run's own folder."""
+        return self._folder / "runs" / str(run)
+
+    def open(self, order: Order, resume: checkpoints.Checkpoint | None) -> session.Report:
+        """Build a run's trainer from its config and, if given, its checkpoint."""
+        task = session.Task(
+            run_id=order.run,
+            config=order.config,
+            run_dir=self.run_dir(order.run),
+            data=self.data,
+            prepared=self._prepared,
+            base=lambda: self._base(order.config),
+            resume=resume,
+            source=order.source if resume is None else None,
+            source_config=order.source_config,
+            emit=lambda kind, **data: self._emit(kind, order.run, **data),
+        )
+        opened = session.Session(task)
+        self._sessions[order.run] = opened
+        return self._settle(order.run, opened.open())
+
+    def command(self, run: int, command: session.Command) -> session.Report:
+        """Give a run's session a command; blocks until the run hands the baton back."""
+        return self._settle(run, self._sessions[run].command(command))
+
+    def ask(self, run: int, wanted: bool) -> None:
+        """Ask a training run to hand over at its next boundary, or take that back. Any thread."""
+        opened = self._sessions.get(run)
+        if opened is not None:
+            if wanted:
+                opened.interrupt.set()
+            else:
+                opened.interrupt.clear()
+
+    def save(self, run: int) -> session.Report:
+        """Checkpoint a parked run; it is on disk after `flush`, and then announced."""
+        report = self.command(run, session.Save())
+        if isinstance(report, session.Saved):
+            if report.best_step is not None:
+                self._pinned[run] = {report.best_step}
+            target = self.run_dir(run) / "checkpoints" / f"checkpoint-{report.step}"
+            self._accept(run, report, target, "checkpoint")
+        return report
+
+    def finish(self, run: int) -> session.Report:
+        """Keep the model of a finished run in its folder `final`."""
+        report = self.command(run, session.SaveFinal())
+        if isinstance(report, session.Saved):
+            self._accept(run, report, self.run_dir(run) / checkpoints.FINAL, "final")
+        return report
+
+    def flush(self) -> None:
+        """Wait until all saved checkpoints are on disk.
+
+        Raises:
+            OSError: One could not be written.
+        """
+        self._writer.flush()
+        if self._failed_write is not None:
+            failed, self._failed_write = self._failed_write, None
+            raise OSError(f"a checkpoint could not be written: {failed}") from failed
+
+    def close(self, run: int) -> None:
+        """End a run's session; what was not saved is gone."""
+        opened = self._sessions.pop(run, None)
+        if opened is not None:
+            opened.command(session.Close())
+
+    def end(self) -> None:
+        """Close every session, finish writing, and let go of bases and data."""
+        for run in list(self._sessions):
+            self.close(run)
+        self._writer.close()
+        self._bases.clear()
+        self._prepared.kept.clear()
+
+    def check_bases(self) -> None:
+        """Check that no run has changed a shared base.
+
+        Raises:
+            RapidFireError: One did.
+        """
+        for base in self._bases:
+            models.check_untouched(base)
+
+    def clear_staging(self, run: int) -> None:
+        """Remove what an earlier kernel left half-written."""
+        shutil.rmtree(self.run_dir(run) / checkpoints.STAGING, ignore_errors=True)
+
+    def _settle(self, run: int, report: session.Report) -> session.Report:
+        if isinstance(report, session.Failed | session.Closed):
+            self._sessions.pop(run, None)
+        return report
+
+    def _accept(self, run: int, saved: session.Saved, target: Path, kind: str) -> None:
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._failed_write = error
+                return
+            try:
+                self._emit(kind, run, sync=True, step=saved.step, rows=saved.rows)
+                checkpoints.prune(self.run_dir(run), self._keep, self._pinned.get(run, set()))
+            except OSError as failed:
+                self._failed_write = failed
+
+        self._writer.accept(checkpoints.Job(saved.folder, target, saved.rows, done))
+
+    def _base(self, config: RunConfig) -> models.Base:
+        """The base of a config, loaded at its first use. Called in run threads, one at a time."""
+        for base in self._bases:
+            if models.serves(base, config, self.create_model):
+                return base
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        name = f"base-{len(self._bases) + 1}"
+        base = models.load_base(config, self.create_model, device, name)
+        self._bases.append(base)
+        return base
+
+    def facts(self) -> Mapping[str, Any]:
+        """Counts for status displays and tests: open sessions and loaded bases. Any: numbers."""
+        return {"sessions": len(self._sessions), "bases": len(self._bases)}

@@ -1,0 +1,547 @@
+"""What the user holds: an experiment, its runs, and the ops on them.
+
+`Experiment` opens a folder and shows what happened there; `run_fit` checks everything a user gave and
+hands the training to the process's engine. Nothing here waits for training unless asked to.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rapidfire_jupyter import folders, state
+from rapidfire_jupyter.errors import ExperimentError, OpError
+from rapidfire_jupyter.events import Event, EventLog
+from rapidfire_jupyter.ops import Op, OpHandle
+from rapidfire_jupyter.state import ACTIVE, Run, State
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rapidfire_jupyter.engine import Fit
+
+_open: dict[Path, "Experiment"] = {}
+_open_lock = threading.Lock()
+
+
+class Experiment:
+    """A named experiment on disk, live in this kernel.
+
+    `Experiment(name)` gives the same object while it is open in this kernel; in a later kernel it
+    opens the folder with all results, and the same `run_fit` goes on where training was.
+
+    Args:
+        name: Name of the folder under `root`.
+        root: Where experiments are kept.
+
+    Raises:
+        ExperimentError: The name cannot be a folder's, or its log is damaged.
+    """
+
+    name: str
+    folder: Path
+
+    def __new__(cls, name: str, root: str | Path = "rapidfire_experiments") -> "Experiment":
+        """Give the live object of this folder if this kernel has it open."""
+        folder = folders.experiment_folder(root, name).resolve()
+        with _open_lock:
+            if folder in _open:
+                return _open[folder]
+            made = super().__new__(cls)
+            made._start(name, folder)
+            _open[folder] = made
+            return made
+
+    def _start(self, name: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.name, self.folder = name, folder
+        self._lock = folders.Lock(folder)
+        self.read_only = not self._lock.acquire()
+        self._log = EventLog(folder / "events.jsonl", read_only=self.read_only)
+        self._state = State()
+        for event in self._log.events:
+            self._state = state.apply(self._state, event)
+        self._log.subscribe(self._follow)
+        self._fit: Fit | None = None
+        self._call: Mapping[str, Any] = {}
+
+    def _follow(self, event: Event) -> None:
+        self._state = state.apply(self._state, event)
+
+    # ---- training ----
+
+    def run_fit(
+        self,
+        config_group: Any,
+        create_model_fn: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        num_chunks: int | None = None,
+        chunk_size: int | None = None,
+        seed: int = 42,
+        *,
+        num_shards: int | None = None,
+        trainer_type: str | None = None,
+        slice_steps: int | None = None,
+        slice_seconds: float | None = None,
+        checkpoint_seconds: float = 300.0,
+        keep_checkpoints: int = 2,
+        eval_rows: int = 64,
+        isolation: Literal["mark", "cells"] = "mark",
+        weight: float = 1.0,
+        block: bool = False,
+    ) -> "Experiment":
+        """Train every configuration of a group, chunk by chunk in turns; returns at once.
+
+        Called again with the same arguments (Run All, or a new kernel after a crash) it attaches to
+        the runs there are and goes on. Any: the accepted kinds of arguments share no type.
+
+        Args:
+            config_group: RFGridSearch, RFRandomSearch, an RFModelConfig, or a nested list of them.
+            create_model_fn: `create_model_fn(model_config) -> (model, tokenizer)`, called once for
+                each distinct set of values it reads. None loads `model_name`.
+            train_dataset: datasets.Dataset or IterableDataset, list of dicts, or DataFrame.
+            eval_dataset: As train_dataset; None for no evaluation.
+            num_chunks: Chunks in an epoch; default 8. `num_shards` is the same.
+            chunk_size: Rows in a chunk, in place of num_chunks.
+            seed: Of the row order, of adapters, dropout and sampling, unless a config has its own.
+            slice_steps: Optimizer steps in a slice; default is one chunk.
+            slice_seconds: Seconds of a slice; default is one chunk.
+            checkpoint_seconds: Longest training that a crash may lose, if a chunk is longer.
+            keep_checkpoints: Newest checkpoints kept of each run, besides its best one.
+            eval_rows: Rows of eval_dataset that are evaluated at chunk ends, evenly picked; 0 for all.
+            isolation: "mark" goes on while cells run and marks a run in `run.exact` if a cell may
+                have drawn from its random stream; "cells" pauses while a cell runs (at most 2 s).
+            weight: Share of training time among experiments of this kernel.
+            block: Wait until all runs are done.
+
+        Raises:
+            ConfigError: A configuration cannot be trained.
+            DataError: A data set cannot be trained on.
+            ExperimentError: This experiment has other configurations or data, or another kernel owns it.
+        """
+        from rapidfire_jupyter import fitting
+
+        if num_shards is not None:
+            num_chunks = num_shards if num_chunks is None else num_chunks
+        if num_chunks is None and chunk_size is None:
+            num_chunks = 8
+        if self.read_only:
+            raise ExperimentError(
+                f"experiment {self.name!r} is open in another kernel (process {self._lock.owner()}); "
+                "shut that kernel down, or use another name"
+            )
+        request = fitting.Request(
+            config_group, create_model_fn, train_dataset, eval_dataset, num_chunks, chunk_size, seed,
+            trainer_type, slice_steps, slice_seconds, checkpoint_seconds, keep_checkpoints, eval_rows,
+            isolation, weight,
+        )  # fmt: skip
+        self._fit = fitting.start(self.name, self.folder, self._log, self._state, self._fit, request)
+        if block:
+            self.wait()
+        return self
+
+    # ---- what there is ----
+
+    @property
+    def runs(self) -> "RunTable":
+        """The runs, as a table that can be printed, indexed from 0, and asked `by id`."""
+        return RunTable(self)
+
+    @property
+    def status(self) -> str:
+        """ "empty", "running", "paused", "halted", "idle" (nothing left to train) or "ended"."""
+        if self._fit is not None and self._fit.halted:
+            return "halted"
+        if not self._state.runs:
+            return "empty"
+        if self._fit is None or self._state.ended:
+            return "ended"
+        if self._state.paused:
+            return "paused"
+        return "running" if any(r.status in ACTIVE for r in self._state.runs.values()) else "idle"
+
+    @property
+    def state(self) -> State:
+        """The state as the event log gives it."""
+        return self._state
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened, in order."""
+        return self._log.since(0)
+
+    def run(self, run_id: int) -> "RunView":
+        """The run with this id.
+
+        Raises:
+            OpError: There is none.
+        """
+        if run_id not in self._state.runs:
+            known = ", ".join(map(str, self._state.runs)) or "none yet"
+            raise OpError(f"there is no run {run_id!r}; runs: {known}")
+        return RunView(self, run_id)
+
+    def results(self) -> "pd.DataFrame":
+        """Every logged row of every run that is not deleted: run, name, step, chunk, and what was logged."""
+        import pandas as pd
+
+        frames = [r.history.assign(run=r.id, name=r.name) for r in self.runs if r.status != "deleted"]
+        frames = [f for f in frames if len(f)]
+        if not frames:
+            return pd.DataFrame(columns=["run", "name", "step", "chunk"])
+        table = pd.concat(frames, ignore_index=True)
+        first = ["run", "name", "step", "chunk"]
+        return table[first + [c for c in table.columns if c not in first]]
+
+    def best(self, metric: str = "eval_loss", mode: Literal["min", "max"] | None = None) -> "RunView":
+        """The run whose last value of a metric is best.
+
+        Args:
+            mode: Which way is better; None takes "min" for names with loss, perplexity or error.
+
+        Raises:
+            OpError: No run has logged this metric.
+        """
+        low = mode == "min" or (mode is None and any(w in metric for w in ("loss", "perplexity", "error")))
+        scores = {}
+        for run in self.runs:
+            values = [row[metric] for row in run.rows if metric in row]
+            if values and run.status != "deleted" and values[-1] == values[-1]:
+                scores[run.id] = values[-1]
+        if not scores:
+            known = sorted({k for r in self.runs for row in r.rows for k in row} - {"step", "epoch"})
+            raise OpError(f"no run has logged {metric!r}; logged: {', '.join(known) or 'nothing yet'}")
+        return self.run((min if low else max)(scores, key=lambda i: (scores[i], i) if low else (scores[i], -i)))
+
+    # ---- ops ----
+
+    def stop(self, run: int, *, by: str = "cell") -> OpHandle:
+        """Stop a run at its next boundary; it is saved and can be resumed."""
+        return self._submit(Op("stop", run, by=by))
+
+    def resume(self, run: int, *, by: str = "cell", **longer: Any) -> OpHandle:
+        """Let a stopped or failed run go on, or a finished one with `num_train_epochs=` or `max_steps=`.
+
+        The schedule of a run that is made longer is that of its new total: at each step the learning
+        rate is what the longer schedule prescribes for that step. Any: hyperparameter values.
+        """
+        return self._submit(Op("resume", run, longer, by))
+
+    def boost(self, run: int, weight: float = 2.0, *, by: str = "cell") -> OpHandle:
+        """Give a run `weight` chunks for each one of a run of weight 1.
+
+        Raises:
+            OpError: The weight is no positive number.
+        """
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
+            raise OpError(f"weight must be a number over 0 and at most 1000, got {weight!r}")
+        return self._submit(Op("boost", run, {"weight": float(weight)}, by))
+
+    def clone(
+        self,
+        run: int,
+        changes: Mapping[str, Any] | None = None,
+        warm: bool = False,
+        *,
+        name: str | None = None,
+        again: bool = False,
+        by: str = "cell",
+    ) -> OpHandle:
+        """Start a new run with a parent's config and some changes.
+
+        Args:
+            run: The parent.
+            changes: By dotted or short name: `{"training_args.learning_rate": 5e-4}`, `{"r": 16}`.
+            warm: From the parent's weights, optimizer state and place in the data; else from step 0.
+            again: Make another one if this very clone exists already. Any: hyperparameter values.
+
+        Raises:
+            ConfigError: A change names no hyperparameter, or has an impossible value.
+            OpError: There is no such run.
+        """
+        from rapidfire_jupyter.config import modify
+
+        self.run(run)
+        changes = dict(changes or {})
+        if self._fit is not None and run in self._fit.configs:
+            modify(self._fit.configs[run], changes)
+        args = {"changes": changes, "warm": bool(warm), "again": again, "name": name}
+        return self._submit(Op("clone", run, args, by))
+
+    def delete(self, run: int, *, by: str = "cell") -> OpHandle:
+        """Delete a run with its own folder; `undelete` brings it back within 30 seconds."""
+        return self._submit(Op("delete", run, by=by))
+
+    def undelete(self, run: int, *, by: str = "cell") -> OpHandle:
+        """Bring a run back that was deleted less than 30 seconds ago."""
+        return self._submit(Op("undelete", run, by=by))
+
+    def pause_all(self, *, by: str = "cell") -> OpHandle:
+        """Stop training after the current step; everything stays in memory."""
+        return self._submit(Op("pause_all", by=by))
+
+    def resume_all(self, *, by: str = "cell") -> OpHandle:
+        """Go on after `pause_all`."""
+        return self._submit(Op("resume_all", by=by))
+
+    def _submit(self, op: Op) -> OpHandle:
+        if self._fit is None:
+            handle = OpHandle(op)
+            reason = "another kernel owns this experiment" if self.read_only else "run its run_fit cell first"
+            handle.settle("refused", f"experiment {self.name!r} is not training here; {reason}", None, op.run)
+            return handle
+        from rapidfire_jupyter.engine import engine
+
+        return engine().submit(self._fit, op)
+
+    # ---- waiting and ending ----
+
+    def wait(self, timeout: float | None = None) -> "Experiment":
+        """Wait until no run is queued, running or paused. Interrupting it does not stop training.
+
+        Raises:
+            TimeoutError: `timeout` seconds have passed.
+            ExperimentError: The experiment's disk failed.
+        """
+        self._wait(lambda: not any(r.status in ACTIVE for r in self._state.runs.values()), timeout)
+        return self
+
+    def _wait(self, done: Any, timeout: float | None) -> None:  # Any: a callable without arguments
+        from rapidfire_jupyter import isolation
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        changed = threading.Event()
+        unsubscribe = self._log.subscribe(lambda event: changed.set())
+        try:
+            with isolation.waiting():
+                while not done():
+                    if self._fit is None:
+                        raise ExperimentError(f"experiment {self.name!r} is not training here; run its run_fit cell")
+                    if self._fit.halted:
+                        raise ExperimentError(self._fit.halted)
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError(f"experiment {self.name!r} is still training after {timeout} s")
+                    changed.wait(0.5 if left is None else min(0.5, left))
+                    changed.clear()
+        finally:
+            unsubscribe()
+
+    def end(self) -> None:
+        """Save every run, free all memory, and let another kernel own the folder. Results stay readable."""
+        from rapidfire_jupyter import fitting
+
+        if self._fit is not None:
+            fitting.end(self._fit)
+            self._fit = None
+        if not self.read_only:
+            self._log.close()
+            self._lock.release()
+        with _open_lock:
+            _open.pop(self.folder, None)
+
+    def __repr__(self) -> str:
+        return f"<Experiment {self.name!r} {self.status}>\n{self.runs!r}"
+
+
+class RunView:
+    """One run of an experiment, as it is now."""
+
+    def __init__(self, experiment: Experiment, run_id: int) -> None:
+        self._experiment = experiment
+        self.id = run_id
+
+    @property
+    def facts(self) -> Run:
+        """What the event log knows of this run."""
+        return self._experiment.state.runs[self.id]
+
+    @property
+    def name(self) -> str:
+        """Its name: the config's, or which hyperparameters tell it from the others."""
+        return self.facts.name
+
+    @property
+    def status(self) -> str:
+        """queued, running, paused, stopped, completed, failed or deleted."""
+        return self.facts.status
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its hyperparameters by dotted name. Any: JSON values."""
+        return self.facts.config
+
+    @property
+    def parent(self) -> int | None:
+        """Id of the run it was cloned from."""
+        return self.facts.parent
+
+    @property
+    def error(self) -> str:
+        """Why it failed, in one line; empty if it did not. `trace` has the traceback."""
+        return self.facts.error
+
+    @property
+    def trace(self) -> str:
+        """The traceback of its last failure."""
+        found = [e.data["trace"] for e in self._experiment.events if e.kind == "run_failed" and e.run == self.id]
+        return found[-1] if found else ""
+
+    @property
+    def exact(self) -> "Exactness":
+        """Whether it equals plain TRL bit for bit, as far as we know; false with the reasons."""
+        return Exactness(self.facts.inexact)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything it logged, in order. Any: numbers."""
+        return state.history(self._experiment.events, self.id)
+
+    @property
+    def history(self) -> "pd.DataFrame":
+        """Everything it logged: step, chunk, epoch, loss, learning_rate, eval_loss, ..."""
+        import pandas as pd
+
+        ends = self.facts.chunk_ends
+        rows = [{"chunk": sum(end < row["step"] for end in ends) + 1, **row} for row in self.rows]
+        table = pd.DataFrame(rows)
+        first = [c for c in ("step", "chunk", "epoch", "loss", "learning_rate", "eval_loss") if c in table]
+        return table[first + [c for c in table.columns if c not in first]]
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the experiment's."""
+        return folders.run_dir(self._experiment.folder, self.id)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Its newest good checkpoint folder; None if it has none yet."""
+        from rapidfire_jupyter.training.checkpoints import newest_good
+
+        newest, _ = newest_good(self.folder)
+        return newest.path if newest else None
+
+    def load_model(self) -> Any:
+        """Load its model: the finished one, else its newest checkpoint, on a fresh base. Any: (model, tokenizer)."""
+        from rapidfire_jupyter import fitting
+
+        return fitting.load_model(self._experiment._fit, self.facts, self.folder, self.checkpoint)
+
+    def peek(self) -> Any:
+        """Its first batch, decoded; tokens that no loss is computed on are greyed. Any: a display object."""
+        from rapidfire_jupyter import fitting
+
+        return fitting.peek(self.folder)
+
+    def script(self) -> str:
+        """A plain TRL script that trains this very run, bit for bit."""
+        from rapidfire_jupyter.training import script
+
+        fit = self._experiment._fit
+        if fit is None or self.id not in fit.configs:
+            raise OpError("a script is made from the run's live config; run its run_fit cell first")
+        return script.plain_trl(fit.folder, fit.executor.data, fit.executor.create_model, fit.configs[self.id])
+
+    def wait(self, timeout: float | None = None) -> "RunView":
+        """Wait until it is no longer queued, running or paused.
+
+        Raises:
+            TimeoutError: `timeout` seconds have passed.
+        """
+        self._experiment._wait(lambda: self.facts.status not in ACTIVE, timeout)
+        return self
+
+    def stop(self) -> OpHandle:
+        """See `Experiment.stop`."""
+        return self._experiment.stop(self.id)
+
+    def resume(self, **longer: Any) -> OpHandle:
+        """See `Experiment.resume`. Any: hyperparameter values."""
+        return self._experiment.resume(self.id, **longer)
+
+    def boost(self, weight: float = 2.0) -> OpHandle:
+        """See `Experiment.boost`."""
+        return self._experiment.boost(self.id, weight)
+
+    def clone(self, changes: Mapping[str, Any] | None = None, warm: bool = False, **how: Any) -> OpHandle:
+        """See `Experiment.clone`. Any: its keyword arguments."""
+        return self._experiment.clone(self.id, changes, warm, **how)
+
+    def delete(self) -> OpHandle:
+        """See `Experiment.delete`."""
+        return self._experiment.delete(self.id)
+
+    def undelete(self) -> OpHandle:
+        """See `Experiment.undelete`."""
+        return self._experiment.undelete(self.id)
+
+    def __repr__(self) -> str:
+        run = self.facts
+        return f"<Run {run.id} {run.name!r} {run.status} step {run.step}/{run.total_steps or '?'}>"
+
+
+class Exactness:
+    """True, or false with reasons."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        self.reasons = reasons
+
+    def __bool__(self) -> bool:
+        return not self.reasons
+
+    def __repr__(self) -> str:
+        return "exact" if self else "not exact: " + "; ".join(self.reasons)
+
+
+class RunTable:
+    """The runs of an experiment, in order; indexed from 0, prints as a table."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+
+    def __iter__(self) -> Iterator[RunView]:
+        return iter([RunView(self._experiment, i) for i in self._experiment.state.runs])
+
+    def __len__(self) -> int:
+        return len(self._experiment.state.runs)
+
+    def __getitem__(self, index: int) -> RunView:
+        return list(self)[index]
+
+    def frame(self) -> "pd.DataFrame":
+        """A row per run: status, progress, last losses, and the hyperparameters that differ."""
+        import pandas as pd
+
+        runs = [r for r in self if r.status != "deleted"]
+        names = sorted({k for r in runs for k in r.config})
+        varying = [n for n in names if len({repr(r.config.get(n)) for r in runs}) > 1]
+        rows = []
+        for run in runs:
+            facts, logged = run.facts, run.rows
+            last = {m: next((r[m] for r in reversed(logged) if m in r), None) for m in ("loss", "eval_loss")}
+            rows.append(
+                {
+                    "id": run.id,
+                    "name": run.name,
+                    "status": run.status,
+                    "step": facts.step,
+                    "of": facts.total_steps,
+                    "chunk": f"{facts.chunk}/{len(facts.chunk_ends) or '?'}",
+                    **last,
+                    "weight": facts.weight,
+                    "parent": facts.parent,
+                    **{n.removeprefix("training_args.").removeprefix("peft_config."): run.config.get(n) for n in varying},
+                }
+            )
+        table = pd.DataFrame(rows)
+        empty = [c for c in ("parent", "loss", "eval_loss") if c in table and table[c].isna().all()]
+        return table.drop(columns=empty).set_index("id") if len(table) else table
+
+    def __repr__(self) -> str:
+        return self.frame().to_string(na_rep="") if len(self) else "no runs yet"
+
+    def _repr_html_(self) -> str:
+        table = self.frame()
+        return str(table.to_html(na_rep="", escape=True)) if len(self) else "no runs yet"

@@ -1,0 +1,407 @@
+"""`run_fit`: check everything in the cell, then start or attach to training.
+
+Whatever is wrong with configs, data or arguments is raised here, before any thread starts. What is
+stored is compared with what is asked, so a notebook that runs again goes on with the same runs.
+"""
+
+import inspect
+import io
+import json
+import math
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rapidfire_jupyter import isolation, storage
+from rapidfire_jupyter.config import RunConfig, decode, differences, encode, flatten, modify
+from rapidfire_jupyter.data.plan import make_plan
+from rapidfire_jupyter.data.sets import as_dataset, fingerprint
+from rapidfire_jupyter.engine import Engine, Fit, Pace, engine
+from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError
+from rapidfire_jupyter.events import EventLog
+from rapidfire_jupyter.executors.local import LocalExecutor
+from rapidfire_jupyter.search import as_search
+from rapidfire_jupyter.state import State
+from rapidfire_jupyter.training import context, models, trainers
+
+EXIT_SECONDS = 3.5
+_VERSIONED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `run_fit`, as given. Any: see there."""
+
+    config_group: Any
+    create_model: Any
+    train: Any
+    eval: Any
+    num_chunks: int | None
+    chunk_size: int | None
+    seed: int
+    trainer_type: str | None
+    slice_steps: int | None
+    slice_seconds: float | None
+    checkpoint_seconds: float
+    keep_checkpoints: int
+    eval_rows: int
+    isolation: str
+    weight: float
+
+
+def start(
+    name: str, folder: Path, log: EventLog, state: State, live: Fit | None, request: Request
+) -> Fit:
+    """Check a request and train it, or attach to what is there.
+
+    Raises:
+        ConfigError: A configuration or argument cannot be used.
+        DataError: A data set cannot be trained on.
+        ExperimentError: The experiment was made with something else.
+    """
+    _check_numbers(request)
+    context.install()
+    search = as_search(request.config_group, request.trainer_type)
+    configs = search.runs()
+    train = as_dataset(request.train, "train_dataset")
+    evaluation = None if request.eval is None else as_dataset(request.eval, "eval_dataset")
+    create_model = request.create_model or models.default_create_model
+    if not callable(create_model):
+        raise ConfigError(
+            f"create_model_fn must be a function (model_config) -> (model, tokenizer), got {create_model!r}"
+        )
+    for number, config in enumerate(configs, start=1):
+        _check_config(number, config, request, train, folder)
+    facts = _facts(request, train, evaluation, create_model)
+    plan, notes = _plan(request, configs, train)
+    data = trainers.FitData(train, evaluation, plan, request.seed, request.eval_rows)
+    if live is not None and not live.halted:
+        _check_same(name, state, facts, configs)
+        return live
+    if state.fit is not None:
+        _check_same(name, state, facts, configs)
+    pace = Pace(
+        request.slice_steps, request.slice_seconds, request.checkpoint_seconds, evaluation is not None
+    )
+    executor = LocalExecutor(folder, data, create_model, request.keep_checkpoints, log.append)
+    fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
+    if state.fit is None:
+        print(search.describe())
+        for note in notes:
+            print(note)
+        storage.write_json(folder / "experiment.json", {"name": name, **facts, "versions": _versions()})
+        log.append("fit_started", sync=True, fit=facts, runs=_specs(configs))
+    else:
+        _attach(fit, log)
+    if trainers_on_cpu():
+        print("no GPU found: training on the CPU (use_cpu=True)")
+    _start_engine(fit, request)
+    return fit
+
+
+def end(fit: Fit) -> None:
+    """Save and close an experiment's runs; waits for the step in flight."""
+    engine().end(fit)
+
+
+def trainers_on_cpu() -> bool:
+    """Whether there is no accelerator to train on."""
+    return not torch.accelerator.is_available()
+
+
+def load_model(fit: Fit | None, run: Any, folder: Path, checkpoint: Path | None) -> Any:
+    """Load a run's weights on a fresh base. Any: (model, tokenizer).
+
+    Raises:
+        ExperimentError: It has no weights yet, or its create_model_fn is not known in this kernel.
+    """
+    from peft import PeftModel
+
+    from rapidfire_jupyter.training.checkpoints import FINAL, fault
+
+    source = folder / FINAL if not fault(folder / FINAL) else checkpoint
+    if source is None:
+        raise ExperimentError(f"run {run.id} has no checkpoint yet; wait for its first chunk")
+    if fit is not None and run.id in fit.configs:
+        model, tokenizer = fit.executor.create_model(models.ModelConfig(fit.configs[run.id]))
+    else:
+        name = run.config.get("model_name")
+        values = {"model_name": name, "model_kwargs": {}, "tokenizer": None, "tokenizer_kwargs": {}}
+        try:
+            model, tokenizer = models.default_create_model(values)
+        except Exception as error:
+            raise ExperimentError(
+                f"the base of run {run.id} ({name}) cannot be loaded by name; run its run_fit cell "
+                "first, which brings create_model_fn"
+            ) from error
+    if (source / "adapter_config.json").exists():
+        return PeftModel.from_pretrained(model, str(source)), tokenizer
+    from safetensors.torch import load_model as load_weights
+
+    if (source / "model.safetensors").exists():
+        load_weights(model, str(source / "model.safetensors"), strict=False)
+        return model, tokenizer
+    return type(model).from_pretrained(str(source)), tokenizer
+
+
+def _check_numbers(request: Request) -> None:
+    whole = {
+        "seed": (request.seed, 0),
+        "slice_steps": (request.slice_steps, 1),
+        "keep_checkpoints": (request.keep_checkpoints, 1),
+        "eval_rows": (request.eval_rows, 0),
+    }
+    for name, (value, least) in whole.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")
+    positive = {
+        "slice_seconds": request.slice_seconds,
+        "checkpoint_seconds": request.checkpoint_seconds,
+        "weight": request.weight,
+    }
+    for name, number in positive.items():
+        good = isinstance(number, int | float) and not isinstance(number, bool)
+        if number is not None and not (good and math.isfinite(number) and number > 0):
+            raise ConfigError(f"{name} must be a number over 0, got {number!r}")
+    if request.isolation not in ("mark", "cells"):
+        raise ConfigError(f'isolation must be "mark" or "cells", got {request.isolation!r}')
+
+
+def _check_config(number: int, config: RunConfig, request: Request, train: Any, folder: Path) -> None:
+    """Build what can be built without a model, in the cell, with accelerate's state kept apart."""
+    context.bind(context.RunContext(io.StringIO()))
+    try:
+        args = trainers.training_arguments(config, request.seed, str(folder))
+        trainers.peft_object(config)
+    except ConfigError as error:
+        raise ConfigError(f"run {number}: {error}") from error
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(f"run {number}: the PEFT config is refused: {error}") from error
+    finally:
+        context.bind(None)
+    if args.max_steps <= 0 and not hasattr(train, "__len__"):
+        raise ConfigError(f"run {number}: a streaming train_dataset needs max_steps in its training_args")
+    wants_eval = trainers.given_args(config).get("eval_strategy", "no") != "no"
+    if wants_eval and request.eval is None:
+        raise ConfigError(
+            f"run {number}: eval_strategy={trainers.given_args(config)['eval_strategy']!r} needs an "
+            "eval_dataset; give one to run_fit, or leave eval_strategy out"
+        )
+    trainer_class, _ = trainers.trainer_classes(config.trainer_type)
+    known = inspect.signature(trainer_class.__init__).parameters
+    for name in config.model.trainer_kwargs or {}:
+        if name not in known:
+            raise ConfigError(
+                f"run {number}: {trainer_class.__name__} has no argument {name!r}; it takes "
+                + ", ".join(n for n in known if n != "self")
+            )
+    for name in ("formatting_func", "compute_metrics", "data_collator"):
+        value = getattr(config.model, name)
+        if value is not None and not callable(value):
+            raise ConfigError(f"run {number}: {name} must be a function, got {value!r}")
+
+
+def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, list[str]]:
+    """The chunk plan; fewer chunks than asked where a chunk would hold less than one step of a run."""
+    if not hasattr(train, "__len__"):
+        return make_plan(1 << 20, request.seed, request.num_chunks or 8, None), []
+    rows = len(train)
+    plan = make_plan(rows, request.seed, request.num_chunks, request.chunk_size)
+    steps = min(math.ceil(rows / _rows_per_step(c)) for c in configs)
+    if plan.num_chunks <= steps:
+        return plan, []
+    largest = max(_rows_per_step(c) for c in configs)
+    note = (
+        f"{plan.num_chunks} chunks of {rows} rows would be smaller than one optimizer step of "
+        f"{largest} rows: using {steps} chunk{'s' if steps != 1 else ''}"
+    )
+    return make_plan(rows, request.seed, steps, None), [note]
+
+
+def _rows_per_step(config: RunConfig) -> int:
+    args = trainers.given_args(config)
+    if config.trainer_type == "GRPO":
+        return 1  # its steps are completions; chunks are shares of steps
+    return int(args.get("per_device_train_batch_size", 8)) * int(args.get("gradient_accumulation_steps", 1))
+
+
+def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> dict[str, Any]:
+    return {
+        "seed": request.seed,
+        "num_chunks": request.num_chunks,
+        "chunk_size": request.chunk_size,
+        "eval_rows": request.eval_rows,
+        "train_rows": len(train) if hasattr(train, "__len__") else None,
+        "train_fingerprint": fingerprint(train),
+        "eval_fingerprint": fingerprint(evaluation),
+        "create_model": models.source_of(create_model),
+    }
+
+
+def _specs(configs: list[RunConfig]) -> list[dict[str, Any]]:
+    flat = [_flat(config) for config in configs]
+    varying = [k for k in sorted({k for f in flat for k in f}) if len({repr(f.get(k)) for f in flat}) > 1]
+    return [
+        {
+            "id": number,
+            "name": config.model.name or _label(flat[number - 1], varying) or f"run {number}",
+            "trainer_type": config.trainer_type,
+            "config": flat[number - 1],
+        }
+        for number, config in enumerate(configs, start=1)
+    ]
+
+
+def _label(config: Mapping[str, Any], varying: list[str]) -> str:
+    parts = []
+    for key in varying:
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            value = value.get("callable", value.get("object", "..."))
+        text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
+        parts.append(f"{key.rpartition('.')[2]}={text}")
+    return " ".join(parts)[:120]
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    return {key: encode(value) for key, value in flatten(config).items()}
+
+
+def _check_same(name: str, state: State, facts: Mapping[str, Any], configs: list[RunConfig]) -> None:
+    """Refuse other configurations or data under the same name; warn of functions that changed."""
+    assert state.fit is not None
+    changed = {k: v for k, v in differences(state.fit, facts).items() if k != "create_model"}
+    ways = f'give the first ones again, use another name than {name!r}, or delete its folder'
+    if changed:
+        key, (old, new) = next(iter(changed.items()))
+        raise ExperimentError(f"experiment {name!r} was made with {key}={old!r}, not {new!r}; {ways}")
+    grid = [run for run in state.runs.values() if run.parent is None]
+    if len(grid) != len(configs):
+        raise ExperimentError(f"experiment {name!r} has {len(grid)} configurations, not {len(configs)}; {ways}")
+    redefined = {"create_model_fn"} if state.fit["create_model"] != facts["create_model"] else set()
+    for run, config in zip(grid, configs, strict=True):
+        for key, (old, new) in differences(run.config, _flat(config)).items():
+            if _is_code(old) and _is_code(new):
+                redefined.add(key)
+            elif not _was_extended(key):
+                raise ExperimentError(
+                    f"run {run.id} of experiment {name!r} has {key}={old!r}, not {new!r}; {ways}"
+                )
+    for key in sorted(redefined):
+        print(f"note: {key} has changed since experiment {name!r} began; its runs go on with the new one")
+
+
+def _was_extended(key: str) -> bool:
+    return key in ("training_args.num_train_epochs", "training_args.max_steps")
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, dict) and ("callable" in value or "object" in value)
+
+
+def _attach(fit: Fit, log: EventLog) -> None:
+    """Go on with a recorded experiment in this kernel: configs of clones again, status of runs."""
+    stored = json.loads((fit.folder / "experiment.json").read_text(encoding="utf-8"))
+    for event in list(log.events):
+        data = event.data
+        if event.kind != "op" or data["outcome"] != "applied":
+            continue
+        try:
+            if data["kind"] == "clone" and event.run in fit.configs:
+                changes = {k: decode(v, k) for k, v in data["args"]["changes"].items()}
+                fit.configs[data["created"]["id"]] = modify(fit.configs[event.run], changes)
+            elif data["kind"] == "resume" and data["args"] and event.run in fit.configs:
+                changes = {k: decode(v, k) for k, v in data["args"].items()}
+                fit.configs[event.run] = modify(fit.configs[event.run], changes)
+        except ConfigError:
+            number = data["created"]["id"] if "created" in data else event.run
+            print(f"run {number} was cloned with a function: run its clone cell again to let it go on")
+    log.append("attached", sync=True)
+    now = _versions()
+    moved = {k: v for k, v in differences(stored["versions"], now).items()}
+    if moved:
+        text = ", ".join(f"{k} {old} -> {new}" for k, (old, new) in moved.items())
+        for run in fit.state.runs.values():
+            if 0 < run.step and run.status not in ("completed", "deleted"):
+                log.append("run_inexact", run.id, reason=f"went on in another environment: {text}")
+
+
+def _versions() -> dict[str, Any]:
+    from importlib.metadata import version
+
+    device = torch.accelerator.current_accelerator()
+    return {
+        **{name: version(name) for name in _VERSIONED},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": str(device or "cpu"),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _start_engine(fit: Fit, request: Request) -> None:
+    runner = engine()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    isolation.cells.watch(shell)
+    if request.isolation == "cells":
+        isolation.cells.pause_training(runner.hold, runner.release)
+    _flush_at_sigterm(runner)
+    runner.add(fit)
+
+
+def _flush_at_sigterm(runner: Engine) -> None:
+    """SIGTERM saves what is parked, then ends the process as it would have."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+
+    def handler(number: int, frame: object) -> None:
+        runner.shut_down(EXIT_SECONDS)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+def peek(folder: Path) -> "Peek":
+    """The first batch of a run, as it was prepared.
+
+    Raises:
+        DataError: The run was not prepared yet.
+    """
+    path = folder / "peek.json"
+    if not path.exists():
+        raise DataError("this run was not prepared yet; its first batch is known within the first minute")
+    return Peek(json.loads(path.read_text(encoding="utf-8")))
+
+
+class Peek:
+    """Decoded rows of a batch: pieces of text, each with whether a loss is computed on it."""
+
+    def __init__(self, rows: list[list[list[Any]]]) -> None:
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        lines = ["".join(t if learned else f"[{t}]" for t, learned in row) for row in self.rows]
+        return "\n".join(f"{number}: {line}" for number, line in enumerate(lines))
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        body = []
+        for row in self.rows:
+            spans = [
+                f"<span>{escape(t)}</span>" if learned else f'<span style="opacity:.45">{escape(t)}</span>'
+                for t, learned in row
+            ]
+            body.append(f'<li style="white-space:pre-wrap">{"".join(spans)}</li>')
+        return f"<ol start=0>{''.join(body)}</ol>"

@@ -1,0 +1,1 @@
+"""`%rapidfire` and `%%rapidfire`: being written."""

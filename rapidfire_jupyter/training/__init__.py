@@ -1,0 +1,1 @@
+"""Training: models, TRL trainers, their coroutine sessions, process-wide context, checkpoints."""

@@ -1,0 +1,278 @@
+"""Checkpoints: standard Hugging Face folders that are on disk whole, or not at all.
+
+A run's thread writes a checkpoint with the trainer's own code into a staging folder at a boundary.
+One writer thread then digests, fsyncs and renames it into place while the next run trains. The
+manifest with the digests is written last: a folder without a manifest that fits is no checkpoint.
+"""
+
+import errno
+import json
+import os
+import queue
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rapidfire_jupyter import storage
+
+MANIFEST = "rapidfire_manifest.json"
+EXTRA = "trainer_extra.json"
+STAGING = "staging"
+FINAL = "final"
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+# What decides the numbers after a restart and is in no file of Hugging Face's checkpoint.
+_EXTRA_FIELDS = (
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "_initial_num_input_tokens_seen",
+    "_total_train_tokens",
+    "_step",
+    "current_flos",
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A good checkpoint on disk. `rows` counts what the run had logged when it was taken."""
+
+    path: Path
+    step: int
+    rows: int
+
+
+def stage(trainer: Any, run_dir: Path, facts: dict[str, Any]) -> Path:
+    """Write a checkpoint of a parked trainer into the staging folder; changes nothing in the trainer.
+
+    Args:
+        facts: What the session knows (`rows`, `ended`, `redo_evaluation`); kept in `trainer_extra.json`.
+
+    Returns:
+        The staged folder, to be handed to `Writer.accept`.
+    """
+    (run_dir / STAGING).mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=run_dir / STAGING))
+    state, args = trainer.state, trainer.args
+    kept_state = {
+        "total_flos": state.total_flos,
+        "best_model_checkpoint": state.best_model_checkpoint,
+        "stateful_callbacks": json.loads(json.dumps(state.stateful_callbacks)),
+    }
+    flos, output_dir, limit = trainer.current_flos, args.output_dir, args.save_total_limit
+    extra = {**extra_state(trainer), **facts, "total_flos": state.total_flos}
+    card, save = trainer.__dict__.get("create_model_card"), trainer.__dict__.pop("_save_checkpoint", None)
+    try:
+        trainer.create_model_card = lambda *args, **kwargs: None
+        args.output_dir, args.save_total_limit = str(staging), None
+        for name, value in state.stateful_callbacks.items():
+            if isinstance(value, list):
+                state.stateful_callbacks[name] = []
+        trainer._save_checkpoint(trainer.model, None)
+    finally:
+        args.output_dir, args.save_total_limit = output_dir, limit
+        trainer.current_flos = flos
+        for name, value in kept_state.items():
+            setattr(state, name, value)
+        if card is None:
+            del trainer.create_model_card
+        if save is not None:
+            trainer._save_checkpoint = save
+    folder = staging / f"checkpoint-{state.global_step}"
+    (folder / EXTRA).write_text(json.dumps(extra), encoding="utf-8")
+    _make_best_relative(folder, state.best_global_step, state.best_model_checkpoint)
+    return folder
+
+
+def stage_final(trainer: Any, run_dir: Path) -> Path:
+    """Write a finished trainer's model and log (no optimizer) into the staging folder."""
+    (run_dir / STAGING).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=run_dir / STAGING)) / FINAL
+    trainer.save_model(str(folder), _internal_call=True)
+    state = folder / "trainer_state.json"
+    trainer.state.save_to_json(str(state))
+    _make_best_relative(folder, trainer.state.best_global_step, trainer.state.best_model_checkpoint)
+    return folder
+
+
+def extra_state(trainer: Any) -> dict[str, Any]:
+    """The part of a trainer's state that its own checkpoints lack."""
+    extra = {name: getattr(trainer, name) for name in _EXTRA_FIELDS if hasattr(trainer, name)}
+    extra["_tr_loss"] = float(trainer._tr_loss)
+    metrics = getattr(trainer, "_metrics", None)
+    if metrics is not None:
+        extra["_metrics"] = {mode: {k: list(v) for k, v in m.items()} for mode, m in metrics.items()}
+    names = {id(p): n for n, p in trainer.model.named_parameters()}
+    extra["optimizer_names"] = [
+        [names[id(p)] for p in group["params"]] for group in trainer.optimizer.param_groups
+    ]
+    return extra
+
+
+def restore_extra(trainer: Any, extra: dict[str, Any]) -> None:
+    """Give a trainer, whose own checkpoint was just loaded, the rest of its state back."""
+    import torch
+
+    for name in _EXTRA_FIELDS:
+        if name in extra and hasattr(trainer, name):
+            setattr(trainer, name, extra[name])
+    trainer._tr_loss = torch.tensor(extra["_tr_loss"], device=trainer.args.device)
+    trainer.state.total_flos = extra["total_flos"]
+    for mode, metrics in extra.get("_metrics", {}).items():
+        trainer._metrics[mode].clear()
+        for name, values in metrics.items():
+            trainer._metrics[mode][name] = values
+
+
+def read_extra(folder: Path) -> dict[str, Any]:
+    """`trainer_extra.json` of a checkpoint; empty where plain TRL wrote it."""
+    path = folder / EXTRA
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def seal(folder: Path, rows: int) -> None:
+    """Digest and fsync every file of a folder, and write its manifest last."""
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        files[str(path.relative_to(folder))] = {
+            "size_bytes": path.stat().st_size,
+            "sha256": storage.digest(path),
+        }
+        storage.sync_path(path)
+    storage.write_json(folder / MANIFEST, {"rows": rows, "files": files})
+    storage.sync_path(folder)
+
+
+def fault(folder: Path) -> str:
+    """Why a folder is no good checkpoint; empty if it is one."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        int(manifest["rows"])
+    except FileNotFoundError:
+        return f"{folder.name}: no {MANIFEST} (it was being written)"
+    except (ValueError, KeyError, TypeError):
+        return f"{folder.name}: {MANIFEST} is damaged"
+    for name, facts in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{folder.name}: {name} is missing"
+        if path.stat().st_size != facts["size_bytes"]:
+            return f"{folder.name}: {name} has {path.stat().st_size} bytes, not {facts['size_bytes']}"
+        if storage.digest(path) != facts["sha256"]:
+            return f"{folder.name}: {name} was changed"
+    return ""
+
+
+def newest_good(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint of a run that verifies, and why newer ones were passed over."""
+    skipped = []
+    for step, folder in reversed(listed(run_dir)):
+        reason = fault(folder)
+        if not reason:
+            rows = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"]
+            return Checkpoint(folder, step, rows), skipped
+        skipped.append(reason)
+    return None, skipped
+
+
+def listed(run_dir: Path) -> list[tuple[int, Path]]:
+    """Checkpoint folders of a run by step, good or not."""
+    folder = run_dir / "checkpoints"
+    if not folder.is_dir():
+        return []
+    found = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir())
+    return sorted((int(m[1]), p) for m, p in found if m)
+
+
+def put_in_place(staged: Path, target: Path) -> None:
+    """Rename a sealed folder to where it belongs, in place of an older one of the same step."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        old = target.with_name(target.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        storage.rename(target, old)
+        storage.rename(staged, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        storage.rename(staged, target)
+
+
+def prune(run_dir: Path, keep: int, pinned: set[int]) -> None:
+    """Remove a run's oldest checkpoints.
+
+    Args:
+        keep: How many of the newest to keep.
+        pinned: Steps to keep besides: the best one, and those a clone still needs.
+    """
+    folders = listed(run_dir)
+    for step, folder in folders[:-keep] if keep else folders:
+        if step not in pinned:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A staged folder for the writer. `done(error)` is called in the writer's thread."""
+
+    staged: Path
+    target: Path
+    rows: int
+    done: Callable[[BaseException | None], None]
+
+
+class Writer:
+    """One daemon thread that makes staged checkpoints durable, in order."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="rapidfire-writer", daemon=True)
+        self._thread.start()
+
+    def accept(self, job: Job) -> None:
+        """Queue a staged folder; returns at once."""
+        self._jobs.put(job)
+
+    def flush(self) -> None:
+        """Wait until everything accepted so far is on disk or has failed."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Flush and end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if job is None:
+                    return
+                self._write(job)
+            finally:
+                self._jobs.task_done()
+
+    @staticmethod
+    def _write(job: Job) -> None:
+        error: BaseException | None = None
+        try:
+            seal(job.staged, job.rows)
+            put_in_place(job.staged, job.target)
+            shutil.rmtree(job.staged.parent, ignore_errors=True)
+        except Exception as raised:  # told to the engine, which stops the experiment's training
+            error = raised
+        job.done(error)
+
+
+def _make_best_relative(folder: Path, best_step: int | None, best: str | None) -> None:
+    """Name the best checkpoint relative to this one, so that the experiment folder can be moved."""
+    path = folder / "trainer_state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    state["best_model_checkpoint"] = os.path.join("..", f"checkpoint-{best_step}") if best else None
+    path.write_text(json.dumps(state, indent=2, sort_keys=True) + "\n", encoding="utf-8")

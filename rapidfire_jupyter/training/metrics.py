@@ -1,0 +1,69 @@
+"""Metric values on their way into the log: what cannot be stored never reaches a checkpoint."""
+
+import math
+import numbers
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+Warn = Callable[[str], None]
+
+
+def safe_compute_metrics(function: Callable[..., Any] | None, warn: Warn) -> Callable[..., Any] | None:
+    """Wrap a user's compute_metrics: an exception costs this evaluation's metrics, not the run.
+
+    Scalars of numpy and torch become floats; what is no number is left out, with one warning a key.
+    """
+    if function is None:
+        return None
+    warned: set[str] = set()
+
+    def compute_metrics(*args: Any, **kwargs: Any) -> dict[str, float]:
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            warn(f"compute_metrics raised {error!r}; this evaluation has no metrics of it\n{traceback.format_exc()}")
+            return {}
+        if not isinstance(result, dict):
+            warn(f"compute_metrics must return a dict of numbers, got {type(result).__name__}; ignored")
+            return {}
+
+        def once(text: str) -> None:
+            if text not in warned:
+                warned.add(text)
+                warn(text)
+
+        return clean_row(result, once)
+
+    return compute_metrics
+
+
+def clean_row(row: dict[str, Any], warn: Warn) -> dict[str, Any]:
+    """The numbers of a logged row as int and float; others are left out with a warning."""
+    clean: dict[str, Any] = {}
+    for key, value in row.items():
+        number = as_number(value)
+        if number is None:
+            warn(f"metric {key!r} is a {type(value).__name__}, not a number; it was left out")
+        else:
+            clean[str(key)] = number
+    return clean
+
+
+def as_number(value: Any) -> float | int | None:
+    """A plain number for a number of python, numpy or torch (one element); None for anything else."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "size", None) is not None and _elements(value) == 1:
+        return as_number(item())
+    return None
+
+
+def _elements(value: Any) -> int:
+    size = value.numel() if hasattr(value, "numel") else value.size
+    return int(size) if isinstance(size, numbers.Real) and math.isfinite(size) else 0

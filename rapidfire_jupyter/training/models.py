@@ -1,0 +1,246 @@
+"""Base models, loaded once, and the skeletons of them that runs train on.
+
+A skeleton is a module tree of its own over the SAME storage as the base: config, hooks and adapter
+belong to one run, frozen weights exist once. Tensors that a run trains or rewrites are copied.
+"""
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rapidfire_jupyter.config import RunConfig, encode
+from rapidfire_jupyter.errors import ConfigError, RapidFireError
+
+CreateModel = Callable[[Mapping[str, Any]], tuple[Any, Any]]  # Any: a user's model and tokenizer
+
+# LoRA initialisations that write into the weights they target (PEFT's own names).
+_REWRITING_INITS = ("pissa", "olora", "corda", "loftq")
+
+
+class ModelConfig(Mapping[str, Any]):
+    """What `create_model_fn` is given: read like a dict, and it remembers what was read.
+
+    Two runs share a base if the function and every value it read are the same.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        model = config.model
+        self._values = {
+            "model_name": model.model_name,
+            "model_type": model.model_type,
+            "model_kwargs": dict(model.model_kwargs or {}),
+            "tokenizer": model.tokenizer,
+            "tokenizer_kwargs": dict(model.tokenizer_kwargs or {}),
+            "trainer_type": config.trainer_type,
+            "training_args": dict(getattr(model.training_args, "given", {})),
+            "peft_config": dict(getattr(model.peft_config, "given", {})),
+            "seed": model.seed,
+        }
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def encoded(self, keys: set[str]) -> dict[str, Any]:
+        """The values of `keys`, comparable."""
+        return {k: encode(self._values.get(k)) for k in sorted(keys)}
+
+
+@dataclass
+class Base:
+    """A base model: the engine's own Parameter objects over the storage that was loaded.
+
+    Attributes:
+        trainable: Names of the parameters that were trainable when it was handed over.
+        print: What must not change as long as runs share it, by parameter name.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    create_model: CreateModel
+    read: dict[str, Any]
+    trainable: frozenset[str]
+    print: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def load_base(config: RunConfig, create_model: CreateModel, device: torch.device, name: str) -> Base:
+    """Call the user's function once and take over its model without touching it.
+
+    Raises:
+        ConfigError: The function gives something other than (model, tokenizer).
+    """
+    reads = ModelConfig(config)
+    result = create_model(reads)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
+        raise ConfigError(
+            f"create_model_fn must return (model, tokenizer), got {type(result).__name__}; "
+            "return the two as a tuple"
+        )
+    model, tokenizer = result
+    trainable = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
+    memo: dict[int, Any] = {id(p): _own(p, device) for p in model.parameters()}
+    own = copy.deepcopy(model, memo)
+    if device.type != "cpu":
+        own.to(device)
+    _drop_patched_forwards(own)
+    base = Base(name, own, tokenizer, create_model, reads.encoded(reads.read), trainable)
+    base.print = fingerprint(own)
+    return base
+
+
+def serves(base: Base, config: RunConfig, create_model: CreateModel) -> bool:
+    """Whether `config` would get this very base from `create_model`."""
+    reads = ModelConfig(config)
+    return base.create_model is create_model and reads.encoded(set(base.read)) == base.read
+
+
+def skeleton(base: Base, config: RunConfig, peft_config: Any) -> tuple[Any, Any]:
+    """Give a run its own module tree over the base's storage, and a tokenizer of its own."""
+    private = _private_names(base, peft_config)
+    memo: dict[int, Any] = {
+        id(p): p for n, p in base.model.named_parameters() if n not in private
+    }
+    model = copy.deepcopy(base.model, memo)
+    if peft_config is None:
+        for name, parameter in model.named_parameters():
+            if name in base.trainable:
+                parameter.requires_grad_(True)
+    return model, copy.deepcopy(base.tokenizer)
+
+
+def fingerprint(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """What tells whether a base was touched: storage, version, dtype, and a strided sum of each tensor."""
+    return {name: _tensor_print(p) for name, p in model.named_parameters()}
+
+
+def check_untouched(base: Base) -> None:
+    """Refuse to go on if a shared tensor of the base was changed.
+
+    Raises:
+        RapidFireError: Names the first changed tensor and what to do.
+    """
+    for name, now in fingerprint(base.model).items():
+        if base.print[name] != now:
+            raise RapidFireError(
+                f"shared base weight {name!r} was changed (an initialisation or callback wrote into "
+                "it); give this run its own base with a create_model_fn that reads another value"
+            )
+
+
+def check_adapter_reaches(model: Any) -> None:
+    """Check that a change of the adapter changes the plain forward and what `generate` calls.
+
+    Raises:
+        RapidFireError: The adapter has no effect: the run would train nothing.
+    """
+    adapters = [p for n, p in model.named_parameters() if p.requires_grad and "lora_" in n]
+    if not adapters:
+        return
+    device = adapters[0].device
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    ids = torch.arange(4, device=device).remainder(vocabulary)[None]  # (1, 4)
+    training = model.training
+    model.eval()
+    kept = [p.detach().clone() for p in adapters]
+    with torch.no_grad():
+        before = [_logits(m, ids) for m in (model, model.get_base_model())]
+        for parameter in adapters:
+            parameter.add_(0.5)
+        after = [_logits(m, ids) for m in (model, model.get_base_model())]
+        for parameter, value in zip(adapters, kept, strict=True):
+            parameter.data = value
+    model.train(training)
+    for what, old, new in zip(("forward", "generate"), before, after, strict=True):
+        if torch.equal(old, new):
+            raise RapidFireError(
+                f"the adapter does not reach the model's {what}: something replaced its forward; "
+                "return a freshly loaded model from create_model_fn"
+            )
+
+
+def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Load `model_name` from the hub, a local folder, or a GGUF file.
+
+    `model_kwargs` go to `AutoModelForCausalLM.from_pretrained`, `tokenizer_kwargs` to the tokenizer's.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    name = str(config["model_name"])
+    model_kwargs, tokenizer_kwargs = dict(config["model_kwargs"]), dict(config["tokenizer_kwargs"])
+    source = name
+    if name.endswith(".gguf"):
+        source = str(Path(name).parent)
+        model_kwargs.setdefault("gguf_file", Path(name).name)
+        tokenizer_kwargs.setdefault("gguf_file", Path(name).name)
+    model = AutoModelForCausalLM.from_pretrained(source, **model_kwargs)
+    given = config["tokenizer"]
+    if given is not None and not isinstance(given, str):
+        return model, given
+    return model, AutoTokenizer.from_pretrained(given or source, **tokenizer_kwargs)
+
+
+def source_of(function: Any) -> str:
+    """A digest of a callable's source, to notice that a cell redefined it. Any: any callable."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = repr(function)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _own(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    if type(parameter) is not nn.Parameter:  # quantised: its class holds the quantisation state
+        own = copy.copy(parameter)
+        own.requires_grad_(False)
+        return own
+    return nn.Parameter(parameter.detach(), requires_grad=False)
+
+
+def _private_names(base: Base, peft_config: Any) -> set[str]:
+    if peft_config is None:
+        return set(base.trainable)
+    private: set[str] = set()
+    bias = getattr(peft_config, "bias", "none")
+    if bias != "none":
+        private |= {n for n, _ in base.model.named_parameters() if n.endswith(".bias")}
+    init = getattr(peft_config, "init_lora_weights", True)
+    if isinstance(init, str) and init.lower().startswith(_REWRITING_INITS):
+        private |= {n for n, p in base.model.named_parameters() if p.dim() == 2}
+    return private
+
+
+def _drop_patched_forwards(model: nn.Module) -> None:
+    """TRL patches `forward` on the instance with a closure over the model it was made for."""
+    for module in model.modules():
+        if not hasattr(module, "_hf_hook"):
+            for name in ("forward", "_original_forward"):
+                module.__dict__.pop(name, None)
+
+
+def _tensor_print(tensor: torch.Tensor) -> tuple[Any, ...]:
+    flat = tensor.detach().reshape(-1)
+    stride = max(1, flat.numel() // 1024)
+    sample = flat[::stride]
+    total = float(sample.double().sum()) if sample.is_floating_point() else int(sample.long().sum())
+    return (tensor.data_ptr(), tensor.requires_grad, tensor.dtype, str(tensor.device), total)
+
+
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=ids).logits
+    return logits

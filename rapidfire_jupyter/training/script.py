@@ -1,0 +1,225 @@
+"""The plain TRL script of a run: no engine, no chunks, the same numbers bit for bit.
+
+It carries the user's functions as source, with the globals they use, and reads the data sets from a
+copy beside it. Functions that cannot be written out (built in a loop, bound to live objects) are
+imported from their module where they have one, and named in a comment where they have none.
+"""
+
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.training import models, trainers
+
+_ORDER = '''
+class PlanOrder(torch.utils.data.Sampler):
+    """The rows in the experiment's order: a seeded permutation per epoch, of the rows that are kept."""
+
+    def __init__(self, kept, rows, seed):
+        self.index = {row: i for i, row in enumerate(kept)}
+        self.rows, self.seed, self.epoch = rows, seed, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.rows, generator=generator).tolist()
+        self.epoch += 1
+        return iter([self.index[row] for row in order if row in self.index])
+
+    def __len__(self):
+        return len(self.index)
+'''
+
+_USE_ORDER = '''
+kept = trainer.train_dataset["{column}"]
+trainer.train_dataset = trainer.train_dataset.remove_columns("{column}")
+if len(kept) < {rows}:
+    order = PlanOrder(kept, {rows}, {seed})
+    trainer._get_train_sampler = lambda dataset=None: order
+'''
+
+
+def plain_trl(
+    folder: Path, data: trainers.FitData, create_model: models.CreateModel, config: RunConfig
+) -> str:
+    """Write the script of a run; puts a copy of the data sets under `folder`/data.
+
+    Args:
+        folder: The experiment's folder.
+    """
+    for name, dataset in (("train", data.train), ("eval", data.eval)):
+        target = folder / "data" / name
+        if dataset is not None and not target.exists():
+            dataset.save_to_disk(str(target))
+    writer = _Writer()
+    trainer_class, args_class = trainers.trainer_classes(config.trainer_type)
+    values = trainers.argument_values(config, data.seed)
+    values.pop("save_total_limit", None)
+    ordered = config.trainer_type != "GRPO" and not values.get("packing") and hasattr(data.train, "__len__")
+    body = [
+        f"torch.set_num_threads({torch.get_num_threads()})",
+        f"set_seed({data.seed})  # as the experiment does before it loads a base",
+        _model_lines(writer, create_model, config),
+        f"train_dataset = load_from_disk({str(folder / 'data' / 'train')!r})",
+        f"eval_dataset = load_from_disk({str(folder / 'data' / 'eval')!r})" if data.eval is not None
+        else "eval_dataset = None",
+    ]  # fmt: skip
+    formatting = config.model.formatting_func
+    if formatting is not None and not trainers.wants_text(config, data):
+        name = writer.name_of(formatting)
+        drop = "" if config.trainer_type == "GRPO" else ", remove_columns=train_dataset.column_names"
+        body.append(f"train_dataset = train_dataset.map({name}{drop})")
+        if data.eval is not None:
+            body.append(f"eval_dataset = eval_dataset.map({name}{drop.replace('train_', 'eval_')})")
+    if ordered:
+        body.append(f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", list(range(len(train_dataset))))')
+    keywords = _keywords(writer, config, data)
+    body += [
+        f"args = {args_class.__name__}(",
+        '    output_dir="plain_trl",',
+        *[f"    {k}={writer.value(v)}," for k, v in values.items()],
+        ")",
+        *_text_loss(config, data),
+        f"trainer = {trainer_class.__name__}(",
+        "    model=model,",
+        "    args=args,",
+        "    train_dataset=train_dataset,",
+        "    eval_dataset=eval_dataset,",
+        "    processing_class=tokenizer,",
+        *[f"    {k}={v}," for k, v in keywords.items()],
+        ")",
+    ]
+    if ordered:
+        body.append(_USE_ORDER.format(column=trainers.ROW_COLUMN, rows=data.plan.rows, seed=data.plan.seed).strip())
+    body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
+    head = [
+        f'"""Plain TRL: {config.trainer_type} run as experiment {folder.name!r} trains it."""',
+        "import torch",
+        "from datasets import load_from_disk",
+        "from transformers import set_seed",
+        f"from trl import {args_class.__name__}, {trainer_class.__name__}",
+        *writer.imports,
+    ]
+    return "\n".join([*head, _ORDER if ordered else "", *writer.sources, *body]) + "\n"
+
+
+class _Writer:
+    """Collects what the script must import and define."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        self.sources: list[str] = []
+        self._names: dict[int, str] = {}
+
+    def need(self, line: str) -> None:
+        if line not in self.imports:
+            self.imports.append(line)
+
+    def name_of(self, thing: Any) -> str:
+        """Make a function or class usable in the script, and give the name to use. Any: a callable."""
+        if id(thing) in self._names:
+            return self._names[id(thing)]
+        name = getattr(thing, "__name__", type(thing).__name__)
+        module = getattr(thing, "__module__", "__main__")
+        self._names[id(thing)] = name
+        if module not in ("__main__", None) and "<locals>" not in getattr(thing, "__qualname__", name):
+            self.need(f"from {module} import {name}")
+            return name
+        try:
+            source = textwrap.dedent(inspect.getsource(thing))
+        except (OSError, TypeError):
+            self.sources.append(f"# {name}: its source is not known; define it here")
+            return name
+        for used, value in _globals_of(thing).items():
+            if isinstance(value, types.ModuleType):
+                self.need(f"import {value.__name__} as {used}")
+            elif callable(value):
+                self.name_of(value)
+            else:
+                self.sources.append(f"{used} = {value!r}")
+        self.sources.append(source)
+        return name
+
+    def value(self, value: Any) -> str:
+        """Python source of a value. Any: hyperparameter values."""
+        if isinstance(value, torch.dtype):
+            return str(value)
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            inner = ", ".join(self.value(v) for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+        if isinstance(value, str | int | float | bool | type(None) | bytes):
+            return f'float("{value}")' if value != value or value in (float("inf"),) else repr(value)
+        if hasattr(value, "value") and isinstance(value.value, str):  # an enum of transformers
+            return repr(value.value)
+        return self.name_of(value) if callable(value) else repr(value)
+
+
+def _globals_of(function: Any) -> dict[str, Any]:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= set(constant.co_names)
+    used = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    return {**used, **{n: c.cell_contents for n, c in cells}}
+
+
+def _model_lines(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
+    reads = models.ModelConfig(config)
+    values = {key: reads[key] for key in reads}
+    values.pop("tokenizer", None) if not isinstance(values.get("tokenizer"), str | None) else None
+    return f"model, tokenizer = {writer.name_of(create_model)}({writer.value(values)})"
+
+
+def _keywords(writer: _Writer, config: RunConfig, data: trainers.FitData) -> dict[str, str]:
+    model = config.model
+    keywords = {k: writer.value(v) for k, v in (model.trainer_kwargs or {}).items()}
+    if model.peft_config is not None:
+        given = getattr(model.peft_config, "given", None)
+        target = getattr(model.peft_config, "target", ("peft", type(model.peft_config).__name__))
+        writer.need(f"from {target[0]} import {target[1]}")
+        values = given if given is not None else model.peft_config.to_dict()
+        inner = ", ".join(f"{k}={writer.value(v)}" for k, v in values.items())
+        keywords["peft_config"] = f"{target[1]}({inner})"
+    if config.trainer_type == "GRPO":
+        keywords["reward_funcs"] = writer.value(model.reward_funcs)
+    elif model.compute_metrics is not None:
+        keywords["compute_metrics"] = writer.name_of(model.compute_metrics)
+    if model.data_collator is not None:
+        keywords["data_collator"] = writer.value(model.data_collator)
+    if model.formatting_func is not None and trainers.wants_text(config, data):
+        keywords["formatting_func"] = writer.name_of(model.formatting_func)
+    if model.callbacks:
+        keywords["callbacks"] = f"[{', '.join(_callback(writer, c) for c in model.callbacks)}]"
+    return keywords
+
+
+def _callback(writer: _Writer, callback: Any) -> str:
+    if isinstance(callback, type):
+        return f"{writer.name_of(callback)}()"
+    state = getattr(callback, "state", None)
+    name = writer.name_of(type(callback))
+    if callable(state):
+        args = state().get("args", {})
+        return f"{name}({', '.join(f'{k}={writer.value(v)}' for k, v in args.items())})"
+    return f"{name}()"
+
+
+def _text_loss(config: RunConfig, data: trainers.FitData) -> list[str]:
+    wants = config.model.formatting_func is not None and trainers.wants_text(config, data)
+    if config.trainer_type == "SFT" and wants and "completion_only_loss" not in trainers.given_args(config):
+        return ["args.completion_only_loss = False"]
+    return []

@@ -1,0 +1,34 @@
+"""Shared set-up of all tests: offline, one thread, an experiment folder of its own for each test."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums on one thread are the same in every process."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """Make experiments in this test's folder; all are ended afterwards."""
+    from rapidfire_jupyter import Experiment
+
+    made = []
+
+    def make(name="exp"):
+        exp = Experiment(name, root=tmp_path)
+        made.append(exp)
+        return exp
+
+    yield make
+    for exp in made:
+        exp.end()
