@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rapidfire_jupyter.choices import List, Range
     from rapidfire_jupyter.config import (
-        List,
-        Range,
         RFDPOConfig,
         RFGRPOConfig,
         RFLoraConfig,

@@ -10,7 +10,6 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import Any
 
 from rapidfire_jupyter import folders, scheduler
 from rapidfire_jupyter import state as states
-from rapidfire_jupyter.config import RunConfig, encode, flatten, modify
+from rapidfire_jupyter.changes import modify
+from rapidfire_jupyter.config import RunConfig, flatten
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError, RapidFireError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor, Order
@@ -82,7 +83,8 @@ class _Message:
 
 class Engine:
     """The one training thread of a process. Public methods are safe from any thread and never wait
-    for training, except those that say so."""
+    for training, except those that say so.
+    """
 
     def __init__(self) -> None:
         self._inbox: queue.Queue[_Message] = queue.Queue()
@@ -217,7 +219,11 @@ class Engine:
         for fit in sorted(self._fits, key=lambda f: f.used_seconds):
             if fit.halted or fit.state.paused:
                 continue
-            queued = [r.id for r in fit.state.runs.values() if r.status == "queued" and r.id in fit.configs]
+            queued = [
+                r.id
+                for r in fit.state.runs.values()
+                if r.status == "queued" and r.id in fit.configs
+            ]
             fresh = [i for i in queued if i not in fit.prepared]
             if fresh:
                 return fit, fresh[0]
@@ -295,7 +301,9 @@ class Engine:
         self._observe(fit, run, first_step)
         report = None
         if fit.executor.is_open(run):
-            report = self._advance(fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started)
+            report = self._advance(
+                fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started
+            )
         if not isinstance(report, session.Parked):
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
@@ -413,7 +421,12 @@ class Engine:
 
     def _do(self, fit: Fit, op: Op, handle: OpHandle) -> None:
         if fit.halted or fit not in self._fits:
-            handle.settle("refused", fit.halted or "the experiment has ended; run_fit opens it again", None, op.run)
+            handle.settle(
+                "refused",
+                fit.halted or "the experiment has ended; run_fit opens it again",
+                None,
+                op.run,
+            )
             return
         judged = verdict(fit.state, op, time.time())
         data: dict[str, Any] = {}
@@ -429,7 +442,7 @@ class Engine:
             op.run,
             sync=True,
             kind=op.kind,
-            args=_encoded(op.args),
+            args=encode(dict(op.args)),
             by=op.by,
             outcome=judged.outcome,
             reason=judged.reason,
@@ -482,7 +495,14 @@ class Engine:
             return
         done = states.chunks_done(known.chunk_ends, step)
         before = states.chunks_done(known.chunk_ends, known.step)
-        fit.emit("slice_ended", run, step=step, steps=step - known.step, seconds=seconds, chunks=done - before)
+        fit.emit(
+            "slice_ended",
+            run,
+            step=step,
+            steps=step - known.step,
+            seconds=seconds,
+            chunks=done - before,
+        )
 
     def _resume(self, fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         assert op.run is not None
@@ -491,21 +511,23 @@ class Engine:
             return Verdict("applied"), {}
         config = modify(fit.configs[op.run], op.args)
         fit.configs[op.run] = config
-        return Verdict("applied"), {"config": _encoded(flatten(config))}
+        return Verdict("applied"), {"config": encode(flatten(config))}
 
     def _clone(self, fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         assert op.run is not None
         parent, config = fit.state.runs[op.run], fit.configs[op.run]
         changed = modify(config, op.args["changes"])
-        encoded = _encoded(op.args["changes"])
+        encoded = encode(dict(op.args["changes"]))
         if not op.args.get("again"):
             for run in fit.state.runs.values():
-                same = run.parent == op.run and run.warm == op.args["warm"] and run.changes == encoded
+                same = (
+                    run.parent == op.run and run.warm == op.args["warm"] and run.changes == encoded
+                )
                 if same and run.status != "deleted":
                     fit.configs.setdefault(run.id, changed)
-                    return Verdict("already", f"run {run.id} is that clone; again=True makes another"), {
-                        "existing": {"id": run.id}
-                    }
+                    return Verdict(
+                        "already", f"run {run.id} is that clone; again=True makes another"
+                    ), {"existing": {"id": run.id}}
         number = max(fit.state.runs) + 1
         step = None
         if op.args["warm"]:
@@ -517,14 +539,17 @@ class Engine:
             "id": number,
             "name": op.args.get("name") or f"clone of {parent.id}",
             "trainer_type": config.trainer_type,
-            "config": _encoded(flatten(changed)),
+            "config": encode(flatten(changed)),
             "parent": parent.id,
             "warm": op.args["warm"],
             "changes": encoded,
             "clone_step": step,
         }
         fit.configs[number] = changed
-        return Verdict("applied"), {"created": spec, "step": step if step is not None else parent.step}
+        return Verdict("applied"), {
+            "created": spec,
+            "step": step if step is not None else parent.step,
+        }
 
     def _warm_source(self, fit: Fit, parent: Run, clone: int) -> int:
         """Copy the parent's state at its boundary into the clone's own folder."""
@@ -537,7 +562,9 @@ class Engine:
             self._moved(fit, parent.id, report.step, None)
         newest, _ = checkpoints.newest_good(fit.executor.run_dir(parent.id))
         if newest is None:
-            raise OpError(f"run {parent.id} has no good checkpoint to start warm from; use warm=False")
+            raise OpError(
+                f"run {parent.id} has no good checkpoint to start warm from; use warm=False"
+            )
         folders.copy_source(newest.path, fit.executor.run_dir(clone) / "source")
         return newest.step
 
@@ -564,7 +591,9 @@ class Engine:
             for run in fit.state.runs.values():
                 if fit.executor.is_open(run.id) and run.id in fit.begun:
                     report = fit.executor.command(run.id, session.AbortEvaluation())
-                    if isinstance(report, session.Parked) and report.step > (run.checkpoint_step or 0):
+                    if isinstance(report, session.Parked) and report.step > (
+                        run.checkpoint_step or 0
+                    ):
                         self._save(fit, run.id)
             fit.executor.flush()
             fit.log.sync()
@@ -576,10 +605,6 @@ class Engine:
         for fit, run in self._trash():
             if time.time() - run.deleted_at > UNDO_SECONDS:
                 folders.remove_from_trash(fit.folder, run.id)
-
-
-def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:  # Any: hyperparameter values
-    return {key: encode(value) for key, value in values.items()}
 
 
 _engine: Engine | None = None

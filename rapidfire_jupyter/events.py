@@ -77,7 +77,9 @@ class EventLog:
             OSError: The disk refused the write; the log is as it was before.
         """
         if self._read_only:
-            raise ExperimentError(f"{self.path.parent} is open read-only in this kernel: another kernel owns it")
+            raise ExperimentError(
+                f"{self.path.parent} is open read-only in this kernel: another kernel owns it"
+            )
         with self._lock:
             event = Event(len(self.events), time.time(), kind, run, data)
             line = encode_line(event)
@@ -153,7 +155,9 @@ def decode_line(line: bytes) -> Event:
     """
     text = line.decode("utf-8", "surrogatepass")
     body, mark, crc = text.rstrip("\n").rpartition(',"crc":')
-    if not mark or zlib.crc32((body + "}").encode("utf-8", "surrogatepass")) != int(crc.rstrip("}")):
+    if not mark or zlib.crc32((body + "}").encode("utf-8", "surrogatepass")) != int(
+        crc.rstrip("}")
+    ):
         raise ValueError("checksum does not match")
     raw = json.loads(body + "}")
     data = raw["data"]

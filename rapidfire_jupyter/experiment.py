@@ -137,7 +137,9 @@ class Experiment:
             trainer_type, slice_steps, slice_seconds, checkpoint_seconds, keep_checkpoints, eval_rows,
             isolation, weight,
         )  # fmt: skip
-        self._fit = fitting.start(self.name, self.folder, self._log, self._state, self._fit, request)
+        self._fit = fitting.start(
+            self.name, self.folder, self._log, self._state, self._fit, request
+        )
         if block:
             self.wait()
         return self
@@ -187,7 +189,9 @@ class Experiment:
         """Every logged row of every run that is not deleted: run, name, step, chunk, and what was logged."""
         import pandas as pd
 
-        frames = [r.history.assign(run=r.id, name=r.name) for r in self.runs if r.status != "deleted"]
+        frames = [
+            r.history.assign(run=r.id, name=r.name) for r in self.runs if r.status != "deleted"
+        ]
         frames = [f for f in frames if len(f)]
         if not frames:
             return pd.DataFrame(columns=["run", "name", "step", "chunk"])
@@ -195,7 +199,9 @@ class Experiment:
         first = ["run", "name", "step", "chunk"]
         return table[first + [c for c in table.columns if c not in first]]
 
-    def best(self, metric: str = "eval_loss", mode: Literal["min", "max"] | None = None) -> "RunView":
+    def best(
+        self, metric: str = "eval_loss", mode: Literal["min", "max"] | None = None
+    ) -> "RunView":
         """The run whose last value of a metric is best.
 
         Args:
@@ -204,16 +210,24 @@ class Experiment:
         Raises:
             OpError: No run has logged this metric.
         """
-        low = mode == "min" or (mode is None and any(w in metric for w in ("loss", "perplexity", "error")))
+        low = mode == "min" or (
+            mode is None and any(w in metric for w in ("loss", "perplexity", "error"))
+        )
         scores = {}
         for run in self.runs:
             values = [row[metric] for row in run.rows if metric in row]
             if values and run.status != "deleted" and values[-1] == values[-1]:
                 scores[run.id] = values[-1]
         if not scores:
-            known = sorted({k for r in self.runs for row in r.rows for k in row} - {"step", "epoch"})
-            raise OpError(f"no run has logged {metric!r}; logged: {', '.join(known) or 'nothing yet'}")
-        return self.run((min if low else max)(scores, key=lambda i: (scores[i], i) if low else (scores[i], -i)))
+            known = sorted(
+                {k for r in self.runs for row in r.rows for k in row} - {"step", "epoch"}
+            )
+            raise OpError(
+                f"no run has logged {metric!r}; logged: {', '.join(known) or 'nothing yet'}"
+            )
+        return self.run(
+            (min if low else max)(scores, key=lambda i: (scores[i], i) if low else (scores[i], -i))
+        )
 
     # ---- ops ----
 
@@ -235,7 +249,11 @@ class Experiment:
         Raises:
             OpError: The weight is no positive number.
         """
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
+        if (
+            isinstance(weight, bool)
+            or not isinstance(weight, int | float)
+            or not 0 < weight <= 1000
+        ):
             raise OpError(f"weight must be a number over 0 and at most 1000, got {weight!r}")
         return self._submit(Op("boost", run, {"weight": float(weight)}, by))
 
@@ -261,7 +279,7 @@ class Experiment:
             ConfigError: A change names no hyperparameter, or has an impossible value.
             OpError: There is no such run.
         """
-        from rapidfire_jupyter.config import modify
+        from rapidfire_jupyter.changes import modify
 
         self.run(run)
         changes = dict(changes or {})
@@ -289,8 +307,14 @@ class Experiment:
     def _submit(self, op: Op) -> OpHandle:
         if self._fit is None:
             handle = OpHandle(op)
-            reason = "another kernel owns this experiment" if self.read_only else "run its run_fit cell first"
-            handle.settle("refused", f"experiment {self.name!r} is not training here; {reason}", None, op.run)
+            reason = (
+                "another kernel owns this experiment"
+                if self.read_only
+                else "run its run_fit cell first"
+            )
+            handle.settle(
+                "refused", f"experiment {self.name!r} is not training here; {reason}", None, op.run
+            )
             return handle
         from rapidfire_jupyter.engine import engine
 
@@ -318,12 +342,16 @@ class Experiment:
             with isolation.waiting():
                 while not done():
                     if self._fit is None:
-                        raise ExperimentError(f"experiment {self.name!r} is not training here; run its run_fit cell")
+                        raise ExperimentError(
+                            f"experiment {self.name!r} is not training here; run its run_fit cell"
+                        )
                     if self._fit.halted:
                         raise ExperimentError(self._fit.halted)
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
-                        raise TimeoutError(f"experiment {self.name!r} is still training after {timeout} s")
+                        raise TimeoutError(
+                            f"experiment {self.name!r} is still training after {timeout} s"
+                        )
                     changed.wait(0.5 if left is None else min(0.5, left))
                     changed.clear()
         finally:
@@ -386,7 +414,11 @@ class RunView:
     @property
     def trace(self) -> str:
         """The traceback of its last failure."""
-        found = [e.data["trace"] for e in self._experiment.events if e.kind == "run_failed" and e.run == self.id]
+        found = [
+            e.data["trace"]
+            for e in self._experiment.events
+            if e.kind == "run_failed" and e.run == self.id
+        ]
         return found[-1] if found else ""
 
     @property
@@ -407,7 +439,11 @@ class RunView:
         ends = self.facts.chunk_ends
         rows = [{"chunk": sum(end < row["step"] for end in ends) + 1, **row} for row in self.rows]
         table = pd.DataFrame(rows)
-        first = [c for c in ("step", "chunk", "epoch", "loss", "learning_rate", "eval_loss") if c in table]
+        first = [
+            c
+            for c in ("step", "chunk", "epoch", "loss", "learning_rate", "eval_loss")
+            if c in table
+        ]
         return table[first + [c for c in table.columns if c not in first]]
 
     @property
@@ -442,7 +478,9 @@ class RunView:
         fit = self._experiment._fit
         if fit is None or self.id not in fit.configs:
             raise OpError("a script is made from the run's live config; run its run_fit cell first")
-        return script.plain_trl(fit.folder, fit.executor.data, fit.executor.create_model, fit.configs[self.id])
+        return script.plain_trl(
+            fit.folder, fit.executor.data, fit.executor.create_model, fit.configs[self.id]
+        )
 
     def wait(self, timeout: float | None = None) -> "RunView":
         """Wait until it is no longer queued, running or paused.
@@ -465,7 +503,9 @@ class RunView:
         """See `Experiment.boost`."""
         return self._experiment.boost(self.id, weight)
 
-    def clone(self, changes: Mapping[str, Any] | None = None, warm: bool = False, **how: Any) -> OpHandle:
+    def clone(
+        self, changes: Mapping[str, Any] | None = None, warm: bool = False, **how: Any
+    ) -> OpHandle:
         """See `Experiment.clone`. Any: its keyword arguments."""
         return self._experiment.clone(self.id, changes, warm, **how)
 
@@ -520,7 +560,10 @@ class RunTable:
         rows = []
         for run in runs:
             facts, logged = run.facts, run.rows
-            last = {m: next((r[m] for r in reversed(logged) if m in r), None) for m in ("loss", "eval_loss")}
+            last = {
+                m: next((r[m] for r in reversed(logged) if m in r), None)
+                for m in ("loss", "eval_loss")
+            }
             rows.append(
                 {
                     "id": run.id,
@@ -532,7 +575,12 @@ class RunTable:
                     **last,
                     "weight": facts.weight,
                     "parent": facts.parent,
-                    **{n.removeprefix("training_args.").removeprefix("peft_config."): run.config.get(n) for n in varying},
+                    **{
+                        n.removeprefix("training_args.").removeprefix(
+                            "peft_config."
+                        ): run.config.get(n)
+                        for n in varying
+                    },
                 }
             )
         table = pd.DataFrame(rows)

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter import isolation, storage
-from rapidfire_jupyter.config import RunConfig, decode, differences, encode, flatten, modify
+from rapidfire_jupyter.changes import modify
+from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data.plan import make_plan
 from rapidfire_jupyter.data.sets import as_dataset, fingerprint
+from rapidfire_jupyter.encoding import decode, encode
 from rapidfire_jupyter.engine import Engine, Fit, Pace, engine
 from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError
 from rapidfire_jupyter.events import EventLog
@@ -88,7 +90,10 @@ def start(
     if state.fit is not None:
         _check_same(name, state, facts, configs)
     pace = Pace(
-        request.slice_steps, request.slice_seconds, request.checkpoint_seconds, evaluation is not None
+        request.slice_steps,
+        request.slice_seconds,
+        request.checkpoint_seconds,
+        evaluation is not None,
     )
     executor = LocalExecutor(folder, data, create_model, request.keep_checkpoints, log.append)
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
@@ -96,7 +101,9 @@ def start(
         print(search.describe())
         for note in notes:
             print(note)
-        storage.write_json(folder / "experiment.json", {"name": name, **facts, "versions": _versions()})
+        storage.write_json(
+            folder / "experiment.json", {"name": name, **facts, "versions": _versions()}
+        )
         log.append("fit_started", sync=True, fit=facts, runs=_specs(configs))
     else:
         _attach(fit, log)
@@ -159,7 +166,9 @@ def _check_numbers(request: Request) -> None:
         "eval_rows": (request.eval_rows, 0),
     }
     for name, (value, least) in whole.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < least
+        ):
             raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")
     positive = {
         "slice_seconds": request.slice_seconds,
@@ -174,7 +183,9 @@ def _check_numbers(request: Request) -> None:
         raise ConfigError(f'isolation must be "mark" or "cells", got {request.isolation!r}')
 
 
-def _check_config(number: int, config: RunConfig, request: Request, train: Any, folder: Path) -> None:
+def _check_config(
+    number: int, config: RunConfig, request: Request, train: Any, folder: Path
+) -> None:
     """Build what can be built without a model, in the cell, with accelerate's state kept apart."""
     context.bind(context.RunContext(io.StringIO()))
     try:
@@ -187,7 +198,9 @@ def _check_config(number: int, config: RunConfig, request: Request, train: Any, 
     finally:
         context.bind(None)
     if args.max_steps <= 0 and not hasattr(train, "__len__"):
-        raise ConfigError(f"run {number}: a streaming train_dataset needs max_steps in its training_args")
+        raise ConfigError(
+            f"run {number}: a streaming train_dataset needs max_steps in its training_args"
+        )
     wants_eval = trainers.given_args(config).get("eval_strategy", "no") != "no"
     if wants_eval and request.eval is None:
         raise ConfigError(
@@ -229,7 +242,9 @@ def _rows_per_step(config: RunConfig) -> int:
     args = trainers.given_args(config)
     if config.trainer_type == "GRPO":
         return 1  # its steps are completions; chunks are shares of steps
-    return int(args.get("per_device_train_batch_size", 8)) * int(args.get("gradient_accumulation_steps", 1))
+    return int(args.get("per_device_train_batch_size", 8)) * int(
+        args.get("gradient_accumulation_steps", 1)
+    )
 
 
 def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> dict[str, Any]:
@@ -246,8 +261,10 @@ def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> 
 
 
 def _specs(configs: list[RunConfig]) -> list[dict[str, Any]]:
-    flat = [_flat(config) for config in configs]
-    varying = [k for k in sorted({k for f in flat for k in f}) if len({repr(f.get(k)) for f in flat}) > 1]
+    flat = [encode(flatten(config)) for config in configs]
+    varying = [
+        k for k in sorted({k for f in flat for k in f}) if len({repr(f.get(k)) for f in flat}) > 1
+    ]
     return [
         {
             "id": number,
@@ -272,24 +289,26 @@ def _label(config: Mapping[str, Any], varying: list[str]) -> str:
     return " ".join(parts)[:120]
 
 
-def _flat(config: RunConfig) -> dict[str, Any]:
-    return {key: encode(value) for key, value in flatten(config).items()}
-
-
-def _check_same(name: str, state: State, facts: Mapping[str, Any], configs: list[RunConfig]) -> None:
+def _check_same(
+    name: str, state: State, facts: Mapping[str, Any], configs: list[RunConfig]
+) -> None:
     """Refuse other configurations or data under the same name; warn of functions that changed."""
     assert state.fit is not None
     changed = {k: v for k, v in differences(state.fit, facts).items() if k != "create_model"}
-    ways = f'give the first ones again, use another name than {name!r}, or delete its folder'
+    ways = f"give the first ones again, use another name than {name!r}, or delete its folder"
     if changed:
         key, (old, new) = next(iter(changed.items()))
-        raise ExperimentError(f"experiment {name!r} was made with {key}={old!r}, not {new!r}; {ways}")
+        raise ExperimentError(
+            f"experiment {name!r} was made with {key}={old!r}, not {new!r}; {ways}"
+        )
     grid = [run for run in state.runs.values() if run.parent is None]
     if len(grid) != len(configs):
-        raise ExperimentError(f"experiment {name!r} has {len(grid)} configurations, not {len(configs)}; {ways}")
+        raise ExperimentError(
+            f"experiment {name!r} has {len(grid)} configurations, not {len(configs)}; {ways}"
+        )
     redefined = {"create_model_fn"} if state.fit["create_model"] != facts["create_model"] else set()
     for run, config in zip(grid, configs, strict=True):
-        for key, (old, new) in differences(run.config, _flat(config)).items():
+        for key, (old, new) in differences(run.config, encode(flatten(config))).items():
             if _is_code(old) and _is_code(new):
                 redefined.add(key)
             elif not _was_extended(key):
@@ -297,7 +316,9 @@ def _check_same(name: str, state: State, facts: Mapping[str, Any], configs: list
                     f"run {run.id} of experiment {name!r} has {key}={old!r}, not {new!r}; {ways}"
                 )
     for key in sorted(redefined):
-        print(f"note: {key} has changed since experiment {name!r} began; its runs go on with the new one")
+        print(
+            f"note: {key} has changed since experiment {name!r} began; its runs go on with the new one"
+        )
 
 
 def _was_extended(key: str) -> bool:
@@ -324,14 +345,16 @@ def _attach(fit: Fit, log: EventLog) -> None:
                 fit.configs[event.run] = modify(fit.configs[event.run], changes)
         except ConfigError:
             number = data["created"]["id"] if "created" in data else event.run
-            print(f"run {number} was cloned with a function: run its clone cell again to let it go on")
+            print(
+                f"run {number} was cloned with a function: run its clone cell again to let it go on"
+            )
     log.append("attached", sync=True)
     now = _versions()
     moved = {k: v for k, v in differences(stored["versions"], now).items()}
     if moved:
         text = ", ".join(f"{k} {old} -> {new}" for k, (old, new) in moved.items())
         for run in fit.state.runs.values():
-            if 0 < run.step and run.status not in ("completed", "deleted"):
+            if run.step > 0 and run.status not in ("completed", "deleted"):
                 log.append("run_inexact", run.id, reason=f"went on in another environment: {text}")
 
 
@@ -380,7 +403,9 @@ def peek(folder: Path) -> "Peek":
     """
     path = folder / "peek.json"
     if not path.exists():
-        raise DataError("this run was not prepared yet; its first batch is known within the first minute")
+        raise DataError(
+            "this run was not prepared yet; its first batch is known within the first minute"
+        )
     return Peek(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -400,7 +425,9 @@ class Peek:
         body = []
         for row in self.rows:
             spans = [
-                f"<span>{escape(t)}</span>" if learned else f'<span style="opacity:.45">{escape(t)}</span>'
+                f"<span>{escape(t)}</span>"
+                if learned
+                else f'<span style="opacity:.45">{escape(t)}</span>'
                 for t, learned in row
             ]
             body.append(f'<li style="white-space:pre-wrap">{"".join(spans)}</li>')

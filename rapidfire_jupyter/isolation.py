@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 HOLD_SECONDS = 2.0
-_HARMLESS_CALLS = frozenset({"print", "display", "len", "sorted", "list", "dict", "str", "repr", "round"})
+_HARMLESS_CALLS = frozenset(
+    {"print", "display", "len", "sorted", "list", "dict", "str", "repr", "round"}
+)
 _HARMLESS_MAGICS = ("%rapidfire", "%load_ext", "%reload_ext")
 
 

@@ -62,7 +62,9 @@ def verdict(state: State, op: Op, now: float) -> Verdict:
         known = ", ".join(str(i) for i in state.runs) or "none yet"
         return Verdict("refused", f"there is no run {op.run}; runs: {known}")
     if run.status == "deleted" and op.kind not in ("delete", "undelete"):
-        return Verdict("refused", f"run {run.id} is deleted; undelete it within 30 s, or clone another")
+        return Verdict(
+            "refused", f"run {run.id} is deleted; undelete it within 30 s, or clone another"
+        )
     return _RULES[op.kind](state, op, now)
 
 
@@ -79,7 +81,9 @@ def _resume(state: State, op: Op, now: float) -> Verdict:
     run = state.runs[op.run or 0]
     if op.args:
         if run.status in ACTIVE:
-            return Verdict("refused", f"run {run.id} is {run.status}; stop it before it is extended")
+            return Verdict(
+                "refused", f"run {run.id} is {run.status}; stop it before it is extended"
+            )
         return Verdict("applied")
     if run.status in ("stopped", "failed"):
         return Verdict("applied")

@@ -12,17 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from rapidfire_jupyter.choices import List, Range
 from rapidfire_jupyter.config import (
-    List,
-    Range,
     Recorded,
     RFModelConfig,
     RunConfig,
     check_trainer_type,
     is_peft_config,
     known_trainer_type,
-    same_key,
 )
+from rapidfire_jupyter.encoding import same_key
 from rapidfire_jupyter.errors import ConfigError
 
 MAX_RUNS = 10_000

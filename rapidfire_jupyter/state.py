@@ -120,10 +120,16 @@ def _apply_op(state: State, event: Event) -> State:
         return state
     kind = data["kind"]
     if kind == "pause_all":
-        runs = {i: replace(r, status="paused") if r.status in ACTIVE else r for i, r in state.runs.items()}
+        runs = {
+            i: replace(r, status="paused") if r.status in ACTIVE else r
+            for i, r in state.runs.items()
+        }
         return replace(state, runs=runs, paused=True)
     if kind == "resume_all":
-        runs = {i: replace(r, status="queued") if r.status == "paused" else r for i, r in state.runs.items()}
+        runs = {
+            i: replace(r, status="queued") if r.status == "paused" else r
+            for i, r in state.runs.items()
+        }
         return replace(state, runs=runs, paused=False)
     waiting: Status = "paused" if state.paused else "queued"
     if kind == "clone":

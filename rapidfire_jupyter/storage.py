@@ -69,7 +69,9 @@ def write_json(path: Path, value: Any) -> None:  # Any: a JSON value
 def digest(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if _HAS_FILE_DIGEST else _digest(file)
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest() if _HAS_FILE_DIGEST else _digest(file)
+        )
 
 
 _HAS_FILE_DIGEST = hasattr(hashlib, "file_digest")

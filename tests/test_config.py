@@ -14,16 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rapidfire_jupyter.arguments import BOUNDS, GONE, OWNED, RENAMED, WIDER
+from rapidfire_jupyter.changes import modify
+from rapidfire_jupyter.choices import List, Range
 from rapidfire_jupyter.config import (
-    BOUNDS,
-    GONE,
     MODEL_ARGUMENTS,
-    OWNED,
-    RENAMED,
-    WIDER,
     WRAPPERS,
-    List,
-    Range,
     Recorded,
     RFDPOConfig,
     RFGRPOConfig,
@@ -31,13 +27,10 @@ from rapidfire_jupyter.config import (
     RFModelConfig,
     RFSFTConfig,
     RunConfig,
-    decode,
     differences,
-    encode,
     flatten,
-    modify,
-    same_key,
 )
+from rapidfire_jupyter.encoding import decode, encode, same_key
 from rapidfire_jupyter.errors import ConfigError
 
 

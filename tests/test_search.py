@@ -9,18 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
+from rapidfire_jupyter.choices import List, Range
 from rapidfire_jupyter.config import (
-    List,
-    Range,
     RFDPOConfig,
     RFGRPOConfig,
     RFLoraConfig,
     RFModelConfig,
     RFSFTConfig,
     RunConfig,
-    encode,
     flatten,
 )
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.search import (
     RFGridSearch,

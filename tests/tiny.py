@@ -2,8 +2,43 @@
 
 import torch
 
-WORDS = """how do i cancel my order please help me where is the refund for item number thank you we are
-sorry your account will be updated today contact support team and they can change it""".split()
+WORDS = [
+    "how",
+    "do",
+    "i",
+    "cancel",
+    "my",
+    "order",
+    "please",
+    "help",
+    "me",
+    "where",
+    "is",
+    "the",
+    "refund",
+    "for",
+    "item",
+    "number",
+    "thank",
+    "you",
+    "we",
+    "are",
+    "sorry",
+    "your",
+    "account",
+    "will",
+    "be",
+    "updated",
+    "today",
+    "contact",
+    "support",
+    "team",
+    "and",
+    "they",
+    "can",
+    "change",
+    "it",
+]
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -72,7 +107,10 @@ def sentence(number, words=6):
 def sft_rows(count=24):
     """Prompt and completion rows of different lengths, all distinct."""
     return [
-        {"prompt": f"{n} {sentence(n, 3 + n % 5)}", "completion": f" {sentence(n + 1, 2 + n % 7)} {n}"}
+        {
+            "prompt": f"{n} {sentence(n, 3 + n % 5)}",
+            "completion": f" {sentence(n + 1, 2 + n % 7)} {n}",
+        }
         for n in range(count)
     ]
 

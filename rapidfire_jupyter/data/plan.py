@@ -50,7 +50,9 @@ def make_plan(rows: int, seed: int, num_chunks: int | None, chunk_size: int | No
     if (num_chunks is None) == (chunk_size is None):
         raise ConfigError("give num_chunks or chunk_size (rows), not both; default is num_chunks=8")
     for name, value in (("num_chunks", num_chunks), ("chunk_size", chunk_size)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < 1
+        ):
             raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
     chunks = num_chunks if num_chunks is not None else math.ceil(rows / (chunk_size or 1))
     chunks = max(1, min(chunks, rows))
@@ -60,7 +62,11 @@ def make_plan(rows: int, seed: int, num_chunks: int | None, chunk_size: int | No
 
 
 def chunk_ends(
-    plan: ChunkPlan, kept: Sequence[int] | None, rows_per_step: int, steps_per_epoch: int, total: int
+    plan: ChunkPlan,
+    kept: Sequence[int] | None,
+    rows_per_step: int,
+    steps_per_epoch: int,
+    total: int,
 ) -> list[int]:
     """Step at which each chunk of a run ends.
 

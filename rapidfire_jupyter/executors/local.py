@@ -33,7 +33,12 @@ class LocalExecutor:
     """Runs the runs of one experiment. All methods but `ask` are for one thread."""
 
     def __init__(
-        self, folder: Path, data: trainers.FitData, create_model: models.CreateModel, keep: int, emit: Emit
+        self,
+        folder: Path,
+        data: trainers.FitData,
+        create_model: models.CreateModel,
+        keep: int,
+        emit: Emit,
     ) -> None:
         self._folder, self.data, self._keep = folder, data, keep
         self.create_model = create_model

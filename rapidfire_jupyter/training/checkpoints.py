@@ -67,7 +67,10 @@ def stage(trainer: Any, run_dir: Path, facts: dict[str, Any]) -> Path:
     }
     flos, output_dir, limit = trainer.current_flos, args.output_dir, args.save_total_limit
     extra = {**extra_state(trainer), **facts, "total_flos": state.total_flos}
-    card, save = trainer.__dict__.get("create_model_card"), trainer.__dict__.pop("_save_checkpoint", None)
+    card, save = (
+        trainer.__dict__.get("create_model_card"),
+        trainer.__dict__.pop("_save_checkpoint", None),
+    )
     try:
         trainer.create_model_card = lambda *args, **kwargs: None
         args.output_dir, args.save_total_limit = str(staging), None
@@ -107,7 +110,9 @@ def extra_state(trainer: Any) -> dict[str, Any]:
     extra["_tr_loss"] = float(trainer._tr_loss)
     metrics = getattr(trainer, "_metrics", None)
     if metrics is not None:
-        extra["_metrics"] = {mode: {k: list(v) for k, v in m.items()} for mode, m in metrics.items()}
+        extra["_metrics"] = {
+            mode: {k: list(v) for k, v in m.items()} for mode, m in metrics.items()
+        }
     names = {id(p): n for n, p in trainer.model.named_parameters()}
     extra["optimizer_names"] = [
         [names[id(p)] for p in group["params"]] for group in trainer.optimizer.param_groups
@@ -164,7 +169,9 @@ def fault(folder: Path) -> str:
         if not path.is_file():
             return f"{folder.name}: {name} is missing"
         if path.stat().st_size != facts["size_bytes"]:
-            return f"{folder.name}: {name} has {path.stat().st_size} bytes, not {facts['size_bytes']}"
+            return (
+                f"{folder.name}: {name} has {path.stat().st_size} bytes, not {facts['size_bytes']}"
+            )
         if storage.digest(path) != facts["sha256"]:
             return f"{folder.name}: {name} was changed"
     return ""

@@ -51,7 +51,9 @@ class RunContext:
         set_rng_state(self._users["rng"])
         users = self._users["settings"]
         # A setting that is no longer what this run put there was set by the user meanwhile.
-        _apply_settings({k: users[k] if now[k] == entered.get(k, now[k]) else now[k] for k in users})
+        _apply_settings(
+            {k: users[k] if now[k] == entered.get(k, now[k]) else now[k] for k in users}
+        )
         _thread.context = None
 
     def write(self, text: str) -> None:
@@ -87,9 +89,7 @@ def torch_stream_moved(before: dict[str, Any]) -> bool:
     return (
         not torch.equal(now["torch"], before["torch"])
         or now["python"] != before["python"]
-        or not all(
-            np.array_equal(a, b) for a, b in zip(now["numpy"], before["numpy"], strict=True)
-        )
+        or not all(np.array_equal(a, b) for a, b in zip(now["numpy"], before["numpy"], strict=True))
     )
 
 

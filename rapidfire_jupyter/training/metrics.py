@@ -9,7 +9,9 @@ from typing import Any
 Warn = Callable[[str], None]
 
 
-def safe_compute_metrics(function: Callable[..., Any] | None, warn: Warn) -> Callable[..., Any] | None:
+def safe_compute_metrics(
+    function: Callable[..., Any] | None, warn: Warn
+) -> Callable[..., Any] | None:
     """Wrap a user's compute_metrics: an exception costs this evaluation's metrics, not the run.
 
     Scalars of numpy and torch become floats; what is no number is left out, with one warning a key.
@@ -22,10 +24,14 @@ def safe_compute_metrics(function: Callable[..., Any] | None, warn: Warn) -> Cal
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            warn(f"compute_metrics raised {error!r}; this evaluation has no metrics of it\n{traceback.format_exc()}")
+            warn(
+                f"compute_metrics raised {error!r}; this evaluation has no metrics of it\n{traceback.format_exc()}"
+            )
             return {}
         if not isinstance(result, dict):
-            warn(f"compute_metrics must return a dict of numbers, got {type(result).__name__}; ignored")
+            warn(
+                f"compute_metrics must return a dict of numbers, got {type(result).__name__}; ignored"
+            )
             return {}
 
         def once(text: str) -> None:

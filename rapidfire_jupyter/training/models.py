@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rapidfire_jupyter.config import RunConfig, encode
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, RapidFireError
 
 CreateModel = Callable[[Mapping[str, Any]], tuple[Any, Any]]  # Any: a user's model and tokenizer
@@ -79,7 +80,9 @@ class Base:
     print: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
-def load_base(config: RunConfig, create_model: CreateModel, device: torch.device, name: str) -> Base:
+def load_base(
+    config: RunConfig, create_model: CreateModel, device: torch.device, name: str
+) -> Base:
     """Call the user's function once and take over its model without touching it.
 
     Raises:
@@ -113,9 +116,7 @@ def serves(base: Base, config: RunConfig, create_model: CreateModel) -> bool:
 def skeleton(base: Base, config: RunConfig, peft_config: Any) -> tuple[Any, Any]:
     """Give a run its own module tree over the base's storage, and a tokenizer of its own."""
     private = _private_names(base, peft_config)
-    memo: dict[int, Any] = {
-        id(p): p for n, p in base.model.named_parameters() if n not in private
-    }
+    memo: dict[int, Any] = {id(p): p for n, p in base.model.named_parameters() if n not in private}
     model = copy.deepcopy(base.model, memo)
     if peft_config is None:
         for name, parameter in model.named_parameters():

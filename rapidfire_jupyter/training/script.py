@@ -38,13 +38,13 @@ class PlanOrder(torch.utils.data.Sampler):
         return len(self.index)
 '''
 
-_USE_ORDER = '''
+_USE_ORDER = """
 kept = trainer.train_dataset["{column}"]
 trainer.train_dataset = trainer.train_dataset.remove_columns("{column}")
 if len(kept) < {rows}:
     order = PlanOrder(kept, {rows}, {seed})
     trainer._get_train_sampler = lambda dataset=None: order
-'''
+"""
 
 
 def plain_trl(
@@ -63,7 +63,11 @@ def plain_trl(
     trainer_class, args_class = trainers.trainer_classes(config.trainer_type)
     values = trainers.argument_values(config, data.seed)
     values.pop("save_total_limit", None)
-    ordered = config.trainer_type != "GRPO" and not values.get("packing") and hasattr(data.train, "__len__")
+    ordered = (
+        config.trainer_type != "GRPO"
+        and not values.get("packing")
+        and hasattr(data.train, "__len__")
+    )
     body = [
         f"torch.set_num_threads({torch.get_num_threads()})",
         f"set_seed({data.seed})  # as the experiment does before it loads a base",
@@ -75,12 +79,16 @@ def plain_trl(
     formatting = config.model.formatting_func
     if formatting is not None and not trainers.wants_text(config, data):
         name = writer.name_of(formatting)
-        drop = "" if config.trainer_type == "GRPO" else ", remove_columns=train_dataset.column_names"
+        drop = (
+            "" if config.trainer_type == "GRPO" else ", remove_columns=train_dataset.column_names"
+        )
         body.append(f"train_dataset = train_dataset.map({name}{drop})")
         if data.eval is not None:
             body.append(f"eval_dataset = eval_dataset.map({name}{drop.replace('train_', 'eval_')})")
     if ordered:
-        body.append(f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", list(range(len(train_dataset))))')
+        body.append(
+            f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", list(range(len(train_dataset))))'
+        )
     keywords = _keywords(writer, config, data)
     body += [
         f"args = {args_class.__name__}(",
@@ -98,7 +106,11 @@ def plain_trl(
         ")",
     ]
     if ordered:
-        body.append(_USE_ORDER.format(column=trainers.ROW_COLUMN, rows=data.plan.rows, seed=data.plan.seed).strip())
+        body.append(
+            _USE_ORDER.format(
+                column=trainers.ROW_COLUMN, rows=data.plan.rows, seed=data.plan.seed
+            ).strip()
+        )
     body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
     head = [
         f'"""Plain TRL: {config.trainer_type} run as experiment {folder.name!r} trains it."""',
@@ -130,7 +142,9 @@ class _Writer:
         name = getattr(thing, "__name__", type(thing).__name__)
         module = getattr(thing, "__module__", "__main__")
         self._names[id(thing)] = name
-        if module not in ("__main__", None) and "<locals>" not in getattr(thing, "__qualname__", name):
+        if module not in ("__main__", None) and "<locals>" not in getattr(
+            thing, "__qualname__", name
+        ):
             self.need(f"from {module} import {name}")
             return name
         try:
@@ -158,7 +172,9 @@ class _Writer:
             inner = ", ".join(self.value(v) for v in value)
             return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
         if isinstance(value, str | int | float | bool | type(None) | bytes):
-            return f'float("{value}")' if value != value or value in (float("inf"),) else repr(value)
+            return (
+                f'float("{value}")' if value != value or value in (float("inf"),) else repr(value)
+            )
         if hasattr(value, "value") and isinstance(value.value, str):  # an enum of transformers
             return repr(value.value)
         return self.name_of(value) if callable(value) else repr(value)
@@ -220,6 +236,10 @@ def _callback(writer: _Writer, callback: Any) -> str:
 
 def _text_loss(config: RunConfig, data: trainers.FitData) -> list[str]:
     wants = config.model.formatting_func is not None and trainers.wants_text(config, data)
-    if config.trainer_type == "SFT" and wants and "completion_only_loss" not in trainers.given_args(config):
+    if (
+        config.trainer_type == "SFT"
+        and wants
+        and "completion_only_loss" not in trainers.given_args(config)
+    ):
         return ["args.completion_only_loss = False"]
     return []

@@ -21,7 +21,8 @@ from transformers import ProgressCallback, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils.notebook import NotebookProgressCallback
 
-from rapidfire_jupyter.config import RunConfig, differences, encode, flatten
+from rapidfire_jupyter.config import RunConfig, differences, flatten
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.training import checkpoints, trainers, warm, watching
 from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
@@ -164,11 +165,11 @@ class Closed:
 Report = Prepared | Parked | Saved | SaveFailed | Observed | Finished | Failed | Closed
 
 
-class _Unwind(BaseException):  # noqa: N818 - not an error: it ends a parked run
+class _Unwind(BaseException):
     """Raised in a parked thread to end it."""
 
 
-class _LeaveEvaluation(BaseException):  # noqa: N818
+class _LeaveEvaluation(BaseException):
     """Raised inside an evaluation that is to be done again later."""
 
 
@@ -202,7 +203,9 @@ class Session:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self.interrupt = threading.Event()
-        self._coroutine: _Coroutine | None = _Coroutine(task, self._commands, self._reports, self.interrupt)
+        self._coroutine: _Coroutine | None = _Coroutine(
+            task, self._commands, self._reports, self.interrupt
+        )
         self._thread = threading.Thread(
             target=self._coroutine.main, name=f"rapidfire-run-{task.run_id}", daemon=True
         )
@@ -239,7 +242,9 @@ class _Coroutine:
         self._commands, self._reports, self._interrupt = commands, reports, interrupt
         self._advance = Advance(0)
         self._rows = task.resume.rows if task.resume else 0
-        self._extra: dict[str, Any] = checkpoints.read_extra(task.resume.path) if task.resume else {}
+        self._extra: dict[str, Any] = (
+            checkpoints.read_extra(task.resume.path) if task.resume else {}
+        )
         self._trainer: Any = None
         self._context: Any = None
         self._schedule: Any = None
@@ -263,7 +268,9 @@ class _Coroutine:
         """Build, train and end; the last report says how."""
         assert self._task is not None
         self._task.run_dir.mkdir(parents=True, exist_ok=True)
-        with (self._task.run_dir / "train.log").open("a", encoding="utf-8", errors="replace") as log:
+        with (self._task.run_dir / "train.log").open(
+            "a", encoding="utf-8", errors="replace"
+        ) as log:
             context = self._context = RunContext(log)
             context.enter()
             try:
@@ -360,7 +367,9 @@ class _Coroutine:
         assert self._task is not None
         wanted = self._task.data.eval_rows
         if wanted and len(dataset) > wanted:
-            dataset = dataset.select(range(0, len(dataset), len(dataset) // wanted)).select(range(wanted))
+            dataset = dataset.select(range(0, len(dataset), len(dataset) // wanted)).select(
+                range(wanted)
+            )
         self._watching_evaluation = True
         try:
             metrics = watching.chunk_evaluation(self._trainer, dataset, _Watcher(self))
@@ -393,24 +402,25 @@ class _Coroutine:
         with watching.untouched(trainer):
             check_untouched(base)
             check_adapter_reaches(trainer.model)
-        schedule = self._schedule = trainers.make_schedule(trainer, task.config, task.data.plan, rows)
+        schedule = self._schedule = trainers.make_schedule(
+            trainer, task.config, task.data.plan, rows
+        )
         self._install()
         notes: tuple[str, ...] = ()
         if task.source is not None:
             notes = self._start_warm(task.source)
         drew = True if task.resume else watching.rehearse(trainer)
         step = self._step()
-        trained = sum(p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad)
+        trained = sum(
+            p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad
+        )
         return Prepared(schedule, step, base.name, drew, 3 * trained, (), notes)
 
     def _start_warm(self, source: Path) -> tuple[str, ...]:
         """Rewrite the parent's checkpoint for this config, and resume from that."""
         task = self._task
         assert task is not None and task.source_config is not None
-        before, after = (
-            {k: encode(v) for k, v in flatten(c).items()} for c in (task.source_config, task.config)
-        )
-        changes = differences(before, after)
+        changes = differences(encode(flatten(task.source_config)), encode(flatten(task.config)))
         target = task.run_dir / checkpoints.STAGING / "warm"
         made = warm.rewrite(source, target, self._trainer, self._schedule, changes)
         self._resume, self._extra = made.path, checkpoints.read_extra(made.path)
@@ -483,7 +493,13 @@ class _Coroutine:
                 trainer.args, trainer.state, trainer.control
             )
             self._on_step_done(
-                trainer._tr_loss, None, kwargs["model"], None, kwargs["epoch"], None, kwargs["start_time"]
+                trainer._tr_loss,
+                None,
+                kwargs["model"],
+                None,
+                kwargs["epoch"],
+                None,
+                kwargs["start_time"],
             )
             return
         self._run_epoch(**kwargs)
@@ -499,7 +515,9 @@ class _Coroutine:
         assert self._resume is not None
         trainer = self._trainer
         self._load_rng_state(str(self._resume))
-        self._step_done(trainer._tr_loss, None, trainer.model, None, trainer.state.epoch, None, time.time())
+        self._step_done(
+            trainer._tr_loss, None, trainer.model, None, trainer.state.epoch, None, time.time()
+        )
         self._streams_after_redo = rng_state()
         return True
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from rapidfire_jupyter.config import RunConfig, encode
+from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, DataError
 
 ROW_COLUMN = "rapidfire_row"
@@ -22,13 +23,50 @@ FAR = 10**9  # steps: an interval that never comes
 
 # Arguments that cannot change how rows are prepared. Any other argument parts the prepared data.
 _NOT_PREPARATION = frozenset(
-    """per_device_train_batch_size per_device_eval_batch_size num_train_epochs max_steps learning_rate
-    lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay adam_beta1
-    adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm bf16 fp16 use_cpu tf32
-    gradient_checkpointing gradient_checkpointing_kwargs logging_steps logging_strategy
-    logging_first_step eval_steps eval_strategy eval_delay eval_on_start save_steps save_strategy
-    save_total_limit load_best_model_at_end metric_for_best_model greater_is_better data_seed
-    neftune_noise_alpha report_to run_name beta loss_type label_smoothing_factor""".split()
+    [
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "num_train_epochs",
+        "max_steps",
+        "learning_rate",
+        "lr_scheduler_type",
+        "lr_scheduler_kwargs",
+        "warmup_steps",
+        "optim",
+        "optim_args",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "gradient_accumulation_steps",
+        "max_grad_norm",
+        "bf16",
+        "fp16",
+        "use_cpu",
+        "tf32",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "logging_steps",
+        "logging_strategy",
+        "logging_first_step",
+        "eval_steps",
+        "eval_strategy",
+        "eval_delay",
+        "eval_on_start",
+        "save_steps",
+        "save_strategy",
+        "save_total_limit",
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+        "data_seed",
+        "neftune_noise_alpha",
+        "report_to",
+        "run_name",
+        "beta",
+        "loss_type",
+        "label_smoothing_factor",
+    ]
 )
 
 
@@ -141,7 +179,9 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
         )
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{config.trainer_type}Config refuses these arguments: {first}") from error
+        raise ConfigError(
+            f"{config.trainer_type}Config refuses these arguments: {first}"
+        ) from error
 
 
 def peft_object(config: RunConfig) -> Any:
@@ -189,7 +229,9 @@ def build_trainer(
             keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
     if config.trainer_type == "SFT" and wants_text(config, data):
         keywords["formatting_func"] = config.model.formatting_func
-        args.completion_only_loss = False if args.completion_only_loss is None else args.completion_only_loss
+        args.completion_only_loss = (
+            False if args.completion_only_loss is None else args.completion_only_loss
+        )
     trainer = _preparing_once(trainer_class, key, prepared)(
         model=model,
         args=args,
@@ -203,7 +245,9 @@ def build_trainer(
     return trainer, _take_row_numbers(trainer, data.plan.rows)
 
 
-def make_schedule(trainer: Any, config: RunConfig, plan: ChunkPlan, rows: list[int] | None) -> Schedule:
+def make_schedule(
+    trainer: Any, config: RunConfig, plan: ChunkPlan, rows: list[int] | None
+) -> Schedule:
     """Steps and chunk ends of a built trainer; installs the plan's order where rows are rows."""
     args = trainer.args
     plain_order = args.train_sampling_strategy == "random" and config.trainer_type != "GRPO"
@@ -263,7 +307,9 @@ def _formatted(config: RunConfig, data: FitData, prepared: PreparedData) -> tupl
             try:
                 out = function(row)
             except Exception as error:
-                raise DataError(f"formatting_func failed on {name} row {number}: {error!r}") from error
+                raise DataError(
+                    f"formatting_func failed on {name} row {number}: {error!r}"
+                ) from error
             if not isinstance(out, Mapping):
                 raise DataError(
                     f"formatting_func must give a dict or a string for each row, got "
@@ -290,7 +336,11 @@ def _numbered(dataset: Any, args: Any, prepared: PreparedData) -> Any:
     """The data set with its row numbers as a column, which survives whatever the trainer drops."""
     from datasets import Dataset
 
-    if not isinstance(dataset, Dataset) or not args.remove_unused_columns or getattr(args, "packing", False):
+    if (
+        not isinstance(dataset, Dataset)
+        or not args.remove_unused_columns
+        or getattr(args, "packing", False)
+    ):
         return dataset
     return prepared.get(
         ("numbered", id(dataset)), lambda: dataset.add_column(ROW_COLUMN, list(range(len(dataset))))

@@ -13,13 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rapidfire_jupyter.config import RunConfig, encode, flatten
+from rapidfire_jupyter.config import RunConfig, flatten
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.trainers import Schedule
 
 _OWN_START = ("model_name", "model_kwargs", "model_type", "tokenizer", "tokenizer_kwargs", "seed")
-_OWN_ARGUMENTS = ("seed", "data_seed", "optim", "optim_args", "packing", "fp16", "optim_target_modules")
+_OWN_ARGUMENTS = (
+    "seed",
+    "data_seed",
+    "optim",
+    "optim_args",
+    "packing",
+    "fp16",
+    "optim_target_modules",
+)
 _KEPT_PEFT = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules"})
 _ADAPTER = "adapter_model.safetensors"
 
@@ -35,7 +44,7 @@ class Rewritten:
 
 def refusal(parent: RunConfig, clone: RunConfig) -> str:
     """Why these changes cannot keep what the parent learned; empty if they can."""
-    before, after = (_encoded(flatten(c)) for c in (parent, clone))
+    before, after = encode(flatten(parent)), encode(flatten(clone))
     changed = {k for k in {*before, *after} if before.get(k) != after.get(k)}
     if parent.trainer_type != clone.trainer_type:
         return f"a {parent.trainer_type} run cannot go on warm as {clone.trainer_type}"
@@ -128,7 +137,9 @@ def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]
     new = {k: v.detach().clone() for k, v in get_peft_model_state_dict(trainer.model).items()}
     lost = sorted(set(old) - set(new))
     if lost:
-        raise RapidFireError(f"a warm clone must keep every adapter weight, but {lost[0]} is gone; use warm=False")
+        raise RapidFireError(
+            f"a warm clone must keep every adapter weight, but {lost[0]} is gone; use warm=False"
+        )
     was = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     config = trainer.model.peft_config["default"]
     factor = _scaling(was["r"], was["lora_alpha"], was.get("use_rslora", False)) / _scaling(
@@ -238,7 +249,9 @@ def _rewrite_state(
     for kind in ("logging", "eval", "save"):
         every = getattr(args, f"{kind}_steps")
         if every is not None:
-            state[f"{kind}_steps"] = every if every >= 1 else math.ceil(schedule.total_steps * every)
+            state[f"{kind}_steps"] = (
+                every if every >= 1 else math.ceil(schedule.total_steps * every)
+            )
     state.update(
         global_step=step,
         max_steps=schedule.total_steps,
@@ -251,13 +264,12 @@ def _rewrite_state(
     state["best_model_checkpoint"] = None
     if "callbacks" in changes:
         own = {"TrainerControl"}
-        state["stateful_callbacks"] = {k: v for k, v in state["stateful_callbacks"].items() if k in own}
+        state["stateful_callbacks"] = {
+            k: v for k, v in state["stateful_callbacks"].items() if k in own
+        }
     text = json.dumps(state, indent=2, sort_keys=True)
     (folder / "trainer_state.json").write_text(text + "\n", encoding="utf-8")
     for name in ("_globalstep_last_logged", "_initial_global_step"):
         extra[name] += moved
     (folder / checkpoints.EXTRA).write_text(json.dumps(extra), encoding="utf-8")
 
-
-def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: encode(value) for key, value in values.items()}

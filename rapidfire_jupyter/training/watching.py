@@ -44,8 +44,11 @@ def untouched(trainer: Any) -> Iterator[None]:
         trainer.model.train(training)
         gradient_state.dataloader_references = loaders
         gradient_state._set_sync_gradients(sync)
-        for name, value in counters.items():
-            setattr(trainer, name, value)
+        for name in _COUNTERS:
+            if name in counters:
+                setattr(trainer, name, counters[name])
+            else:
+                trainer.__dict__.pop(name, None)
         set_rng_state(streams)
 
 
@@ -61,7 +64,7 @@ def rehearse(trainer: Any) -> bool:
         before = rng_state()
         batch = _longest_batch(trainer)
         batches, items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
-        set_rng_state(before)
+        trainer.current_gradient_accumulation_steps = 1
         trainer.training_step(trainer.model_wrapped, batches[0], items)
         drew = not torch.equal(torch.get_rng_state(), before["torch"])
         if "cuda" in before:
@@ -85,7 +88,9 @@ def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, flo
         metrics = dict(output.metrics)
         running = getattr(trainer, "_metrics", {}).get("eval", {})
         metrics.update({f"eval_{k}": sum(v) / len(v) for k, v in running.items() if v})
-        trainer.accelerator._dataloaders[:] = [d for d in trainer.accelerator._dataloaders if d is not loader]
+        trainer.accelerator._dataloaders[:] = [
+            d for d in trainer.accelerator._dataloaders if d is not loader
+        ]
     return metrics
 
 

@@ -1,0 +1,119 @@
+"""Slicing is invisible: every run ends as plain TRL ends, run alone in a fresh process."""
+
+import pytest
+import tiny
+from oracle import assert_same, plain, sliced
+
+from rapidfire_jupyter import (
+    List,
+    RFDPOConfig,
+    RFGRPOConfig,
+    RFLoraConfig,
+    RFModelConfig,
+    RFSFTConfig,
+)
+
+
+def lora(**given):
+    return RFLoraConfig(
+        **{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **given}
+    )
+
+
+def sft(peft=None, model=None, **given):
+    args = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "logging_steps": 1, **given}
+    return RFModelConfig(
+        "tiny", peft_config=peft or lora(), training_args=RFSFTConfig(**args), **(model or {})
+    )
+
+
+def check(exp, folder):
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert run.exact, run.exact
+        assert_same(
+            sliced(run), plain(run, folder / f"plain{run.id}"), f"run {run.id} ({run.name})"
+        )
+
+
+MIXED = [
+    sft(lora(r=4, lora_dropout=0.1), num_train_epochs=2, logging_steps=3),
+    sft(lora(r=8, target_modules="all-linear"), num_train_epochs=2, warmup_steps=3),
+    sft(
+        lora(r=16, lora_dropout=0.2),
+        per_device_train_batch_size=5,
+        gradient_accumulation_steps=2,
+        logging_steps=10,
+    ),
+    sft(bf16=True, per_device_train_batch_size=2, lr_scheduler_type="cosine", warmup_ratio=0.1),
+    sft(
+        model={"model_kwargs": {"dropout": 0.1}}, gradient_accumulation_steps=3, num_train_epochs=2
+    ),
+    sft(
+        lora(lora_dropout=0.1),
+        model={"model_kwargs": {"dtype": "bfloat16"}, "seed": 7},
+        max_steps=9,
+    ),
+]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3, 8])
+def test_six_mixed_runs_equal_plain_trl(experiment, tmp_path, num_chunks):
+    exp = experiment()
+
+    exp.run_fit(MIXED, tiny.create_model, tiny.sft_rows(101), num_chunks=num_chunks, block=True)
+
+    check(exp, tmp_path)
+
+
+def test_all_trl_defaults_equal_plain_trl(experiment, tmp_path):
+    exp = experiment()
+    config = RFModelConfig("tiny", peft_config=RFLoraConfig(target_modules=["q_proj"]))
+
+    exp.run_fit(
+        [config, config.copy(seed=1)],
+        tiny.create_model,
+        tiny.sft_rows(21),
+        num_chunks=2,
+        block=True,
+    )
+
+    check(exp, tmp_path)
+
+
+def test_dpo_and_grpo_beside_each_other_equal_plain_trl(experiment, tmp_path):
+    dpo = RFModelConfig(
+        "tiny",
+        peft_config=lora(lora_dropout=0.1),
+        training_args=RFDPOConfig(
+            learning_rate=1e-2,
+            per_device_train_batch_size=2,
+            beta=List([0.1, 0.5]),
+            logging_steps=1,
+            max_length=32,
+        ),
+    )
+    exp = experiment("dpo")
+    exp.run_fit(dpo, tiny.create_model, tiny.dpo_rows(10), num_chunks=3)
+    grpo = RFModelConfig(
+        "tiny",
+        peft_config=lora(),
+        reward_funcs=[tiny.reward_length],
+        training_args=RFGRPOConfig(
+            learning_rate=1e-2,
+            per_device_train_batch_size=4,
+            num_generations=2,
+            num_iterations=List([1, 2]),
+            max_completion_length=6,
+            logging_steps=1,
+            num_train_epochs=2,
+        ),
+    )
+    other = experiment("grpo")
+    other.run_fit(grpo, tiny.create_model, tiny.grpo_rows(8), num_chunks=2)
+
+    exp.wait()
+    other.wait()
+
+    check(exp, tmp_path / "dpo")
+    check(other, tmp_path / "grpo")
