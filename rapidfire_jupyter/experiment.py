@@ -479,7 +479,11 @@ class RunView:
         if fit is None or self.id not in fit.configs:
             raise OpError("a script is made from the run's live config; run its run_fit cell first")
         return script.plain_trl(
-            fit.folder, fit.executor.data, fit.executor.create_model, fit.configs[self.id]
+            fit.folder,
+            fit.executor.data,
+            fit.executor.create_model,
+            fit.configs[self.id],
+            self.facts.chunk_ends,
         )
 
     def wait(self, timeout: float | None = None) -> "RunView":

@@ -117,3 +117,78 @@ def test_dpo_and_grpo_beside_each_other_equal_plain_trl(experiment, tmp_path):
 
     check(exp, tmp_path / "dpo")
     check(other, tmp_path / "grpo")
+
+
+def test_evaluation_best_model_and_early_stopping_equal_plain_trl(experiment, tmp_path):
+    from transformers import EarlyStoppingCallback
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "num_train_epochs": 3}
+    stopping = {"model": {"callbacks": [EarlyStoppingCallback(early_stopping_patience=1)]}}
+    exp = experiment()
+
+    exp.run_fit(
+        [
+            sft(eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, **best),
+            sft(eval_strategy="epoch", save_strategy="epoch", **best),
+            sft(eval_strategy="chunk", save_strategy="chunk", **best),
+            sft(
+                learning_rate=1.0,
+                eval_strategy="steps",
+                eval_steps=1,
+                save_strategy="steps",
+                save_steps=1,
+                **best,
+                **stopping,
+            ),
+            sft(eval_strategy="steps", eval_steps=3, eval_on_start=True),
+            sft(
+                lora(lora_dropout=0.1),
+                eval_strategy="epoch",
+                lr_scheduler_type="reduce_lr_on_plateau",
+                lr_scheduler_kwargs={"patience": 0},
+                metric_for_best_model="eval_loss",
+                num_train_epochs=3,
+            ),
+        ],
+        tiny.create_model,
+        tiny.sft_rows(21),
+        tiny.sft_rows(40)[30:],
+        num_chunks=3,
+        block=True,
+    )
+
+    check(exp, tmp_path)
+    assert exp.runs[3].facts.step < exp.runs[3].facts.total_steps  # it did stop early
+
+
+def test_packing_truncation_and_text_equal_plain_trl(experiment, tmp_path):
+    exp = experiment()
+
+    exp.run_fit(
+        [
+            sft(packing=True, max_length=32, num_train_epochs=2),
+            sft(max_length=12, num_train_epochs=2),  # drops rows whose prompt fills it
+            sft(completion_only_loss=False, weight_decay=0.1, optim="sgd"),
+            sft(model={"formatting_func": as_text}),
+            sft(model={"formatting_func": as_turns}),
+        ],
+        tiny.create_model,
+        tiny.sft_rows(30),
+        num_chunks=3,
+        block=True,
+    )
+
+    check(exp, tmp_path)
+    dropped = [e.data["dropped"] for e in exp.events if e.kind == "run_prepared"]
+    assert dropped[1] > 0 and dropped[2] == 0
+
+
+def as_text(row):
+    return row["prompt"] + row["completion"]
+
+
+def as_turns(row):
+    return {
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "completion": [{"role": "assistant", "content": row["completion"]}],
+    }

@@ -8,7 +8,7 @@ imported from their module where they have one, and named in a comment where the
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,16 @@ class PlanOrder(torch.utils.data.Sampler):
         return len(self.index)
 '''
 
+_CHUNKS = """
+class AtChunkEnds(TrainerCallback):
+    '''Evaluate and save where the experiment's chunks end.'''
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step in {ends}:
+            control.should_evaluate = control.should_evaluate or {evaluate}
+            control.should_save = control.should_save or {save}
+"""
+
 _USE_ORDER = """
 kept = trainer.train_dataset["{column}"]
 trainer.train_dataset = trainer.train_dataset.remove_columns("{column}")
@@ -48,12 +58,20 @@ if len(kept) < {rows}:
 
 
 def plain_trl(
-    folder: Path, data: trainers.FitData, create_model: models.CreateModel, config: RunConfig
+    folder: Path,
+    data: trainers.FitData,
+    create_model: models.CreateModel,
+    config: RunConfig,
+    chunk_ends: Sequence[int],
 ) -> str:
     """Write the script of a run; puts a copy of the data sets under `folder`/data.
 
     Args:
         folder: The experiment's folder.
+        data: The data sets of the fit.
+        create_model: The user's create_model_fn.
+        config: The run's.
+        chunk_ends: Steps at which its chunks end, for the strategies "chunk".
     """
     for name, dataset in (("train", data.train), ("eval", data.eval)):
         target = folder / "data" / name
@@ -90,6 +108,16 @@ def plain_trl(
             f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", list(range(len(train_dataset))))'
         )
     keywords = _keywords(writer, config, data)
+    given = trainers.given_args(config)
+    at_chunks = {kind: given.get(f"{kind}_strategy") == "chunk" for kind in ("eval", "save")}
+    if any(at_chunks.values()):
+        writer.need("from transformers import TrainerCallback")
+        ends = sorted(set(chunk_ends))
+        writer.sources.append(
+            _CHUNKS.format(ends=ends, evaluate=at_chunks["eval"], save=at_chunks["save"])
+        )
+        others = keywords.get("callbacks", "[]").strip("[]")
+        keywords["callbacks"] = f"[{others}{', ' if others else ''}AtChunkEnds()]"
     body += [
         f"args = {args_class.__name__}(",
         '    output_dir="plain_trl",',
