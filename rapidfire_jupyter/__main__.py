@@ -5,6 +5,8 @@ here is needed by a notebook.
 """
 
 import argparse
+import contextlib
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,14 +23,14 @@ from rapidfire_jupyter import (
 )
 from rapidfire_jupyter.data.demo import demo_model_path, load_csv, load_demo
 from rapidfire_jupyter.errors import DataError, RapidFireError
+from rapidfire_jupyter.state import Run
 
 if TYPE_CHECKING:
-    import pandas as pd
     from datasets import Dataset
 
 EVAL_SHARE = 4  # one row to evaluate on for this many rows to train on
 REFRESH_S = 3.0
-HEADER = f"{'run':>4}  {'status':<9}  {'step':>5}  {'loss':>7}  {'eval_loss':>9}  config"
+HEADER = "  time  run  status        step  chunk    loss  eval_loss  config"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Train the configs, show how they do, and rank them. Returns 1 if a run failed."""
     train_rows, eval_rows = _load_rows(options.data, options.rows)
-    exp = Experiment(options.name, root=options.root)
+    name = options.name or (f"demo-{options.data.stem}" if options.data else "demo")
+    exp = Experiment(name, root=options.root)
     try:
         exp.run_fit(
             RFGridSearch(configs(options.runs), trainer_type="SFT"),
@@ -80,14 +83,12 @@ def configs(runs: int) -> RFModelConfig:
             num_train_epochs=1,
             max_length=256,
             logging_steps=1,
-            eval_strategy="chunk",
-            gradient_checkpointing=False,
         ),
     )
 
 
 def create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:  # Any: config values, HF objects
-    """Load the demo's model from its GGUF file, unpacked to bfloat16: packed weights can't train."""
+    """Load the demo's model from its GGUF file, unpacked: packed weights cannot be trained."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -104,47 +105,44 @@ def create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:  # Any: config v
 def watch(exp: Experiment, every_s: float) -> None:
     """Print a row whenever a run has moved, until all have come to rest."""
     started, shown = time.monotonic(), dict[int, str]()
-    print(f"{'time':>5} {HEADER}")
-    while True:
-        resting = exp.wait(timeout=every_s)
-        elapsed_s = int(time.monotonic() - started)
+    print(HEADER)
+    resting = False
+    while not resting:
+        with contextlib.suppress(TimeoutError):
+            exp.wait(timeout=every_s)
+            resting = True
+        minutes, seconds = divmod(int(time.monotonic() - started), 60)
         for run in exp.runs:
-            row = run_row(run)
+            row = run_row(run.facts, run.rows)
             if shown.get(run.id) != row:
                 shown[run.id] = row
-                print(f"{elapsed_s // 60:>2}:{elapsed_s % 60:02} {row}", flush=True)
-        if resting:
-            return
+                print(f"{minutes:>3}:{seconds:02} {row}", flush=True)
 
 
-def run_row(run: Any) -> str:  # Any: a run of Experiment.runs
+def run_row(run: Run, logged: Sequence[Mapping[str, float]]) -> str:
     """How one run stands, in one line under `HEADER`."""
-    history = run.history
-    step, loss = _latest(history, "step"), _latest(history, "loss")
-    eval_loss = _latest(history, "eval_loss")
+    steps = f"{run.step}/{run.total_steps or '?'}"
+    chunks = f"{run.chunk}/{len(run.chunk_ends) or '?'}"
+    loss, eval_loss = _number(latest(logged, "loss")), _number(latest(logged, "eval_loss"))
     return (
-        f"{run.id:>4}  {run.status:<9}  {_text(step, '.0f'):>5}  {_text(loss, '.3f'):>7}  "
-        f"{_text(eval_loss, '.3f'):>9}  {describe(run.config)}"
+        f"{run.id:>4}  {run.status:<9}  {steps:>7}  {chunks:>5}  {loss:>6}  {eval_loss:>9}"
+        f"  {run.name}"
     )
 
 
-def describe(config: Mapping[str, Any]) -> str:  # Any: config values
-    """What tells the demo's runs apart."""
-    targets = config["peft_config.target_modules"]
-    names = targets if isinstance(targets, str) else ",".join(targets)
-    rate = config["training_args.learning_rate"]
-    return f"r={config['peft_config.r']} on {names}, learning rate {rate:g}"
+def latest(logged: Sequence[Mapping[str, float]], metric: str) -> float:
+    """The last value of a metric; NaN if it was never logged."""
+    return next((float(row[metric]) for row in reversed(logged) if metric in row), math.nan)
 
 
 def print_ranking(exp: Experiment) -> None:
     """Print the runs by their last eval_loss, and where the best adapter lies."""
-    last = {run.id: _latest(run.history, "eval_loss") for run in exp.runs}
-    ranked = [run for run in exp.runs if last[run.id] is not None]
-    ranked.sort(key=lambda run: (last[run.id], run.id))
+    scores = {run.id: latest(run.rows, "eval_loss") for run in exp.runs}
+    ranked = [run for run in exp.runs if not math.isnan(scores[run.id])]
+    ranked.sort(key=lambda run: (scores[run.id], run.id))
     print("\nranking by eval_loss")
     for place, run in enumerate(ranked, start=1):
-        exact = "" if run.exact else "  (not exact)"
-        print(f"{place:>3}. run {run.id}  {last[run.id]:.3f}  {describe(run.config)}{exact}")
+        print(f"{place:>4}.  {scores[run.id]:.3f}  run {run.id}  {run.name}  ({run.exact})")
     for run in exp.runs:
         if run.status == "failed":
             print(f"run {run.id} failed: {run.error}")
@@ -166,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--runs", type=int, choices=(1, 2, 4), default=4, help="how many configs (default: 4)"
     )
-    demo.add_argument("--name", default="demo", help="of the experiment (default: demo)")
+    demo.add_argument("--name", help="of the experiment (default: demo, or demo-CSV)")
     demo.add_argument(
         "--root",
         type=Path,
@@ -189,16 +187,8 @@ def _load_rows(data: Path | None, rows: int) -> tuple["Dataset", "Dataset"]:
     return train.select(range(rows)), evaluation.select(range(share))
 
 
-def _latest(history: "pd.DataFrame", column: str) -> float | None:
-    """The last value of a column that is there."""
-    if column not in history:
-        return None
-    values = history[column].dropna()
-    return float(values.iloc[-1]) if len(values) else None
-
-
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 if __name__ == "__main__":

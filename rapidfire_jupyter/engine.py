@@ -68,7 +68,7 @@ class Fit:
     def _follow(self, event: Event) -> None:
         self.state = states.apply(self.state, event)
 
-    def emit(self, kind: str, run: int | None = None, *, sync: bool = False, **data: Any) -> Event:
+    def emit(self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any) -> Event:
         """Append an event; any thread. Any: JSON values."""
         return self.log.append(kind, run, sync=sync, **data)
 
@@ -262,11 +262,8 @@ class Engine:
         if skipped or rows != kept_rows or (resume and fit.state.runs[run].step != step):
             fit.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
         known = fit.state.runs[run]
-        source = source_config = None
-        if known.warm and known.parent is not None:
-            source = fit.executor.run_dir(run) / "source"
-            source_config = fit.configs[known.parent]
-        order = Order(run, fit.configs[run], source, source_config)
+        source = fit.executor.run_dir(run) / "source" if known.warm else None
+        order = Order(run, fit.configs[run], source)
         report = fit.executor.open(order, resume)
         if isinstance(report, session.Failed):
             self._failed(fit, run, report)
@@ -312,7 +309,14 @@ class Engine:
             return
         if step in ends or report.ending or report.save_wanted:
             self._save(fit, run)
-        self._moved(fit, run, step, time.monotonic() - started)
+        self._moved(fit, run, step)
+        fit.emit(
+            "slice_ended",
+            run,
+            step=step,
+            steps=step - first_step,
+            seconds=time.monotonic() - started,
+        )
         if report.ending:
             self._complete(fit, run)
 
@@ -337,6 +341,8 @@ class Engine:
             if not isinstance(report, session.Parked) or report.ending:
                 return report
             fit.executor.ask(run, False)
+            if not self._inbox.empty():
+                self._moved(fit, run, report.step)
             while self._hold.is_set() and not self._exiting:
                 self._wait()
             self._read_inbox()
@@ -485,24 +491,16 @@ class Engine:
             self._save(fit, run)
             fit.executor.flush()
         fit.executor.close(run)
-        self._moved(fit, run, report.step, None)
+        self._moved(fit, run, report.step)
         return report.step
 
-    def _moved(self, fit: Fit, run: int, step: int, seconds: float | None) -> None:
-        """Tell how far a run came; `seconds` of training, None where only the position is told."""
+    def _moved(self, fit: Fit, run: int, step: int) -> None:
+        """Tell how far a run has come, if that is not known."""
         known = fit.state.runs[run]
-        if seconds is None and step == known.step:
-            return
-        done = states.chunks_done(known.chunk_ends, step)
-        before = states.chunks_done(known.chunk_ends, known.step)
-        fit.emit(
-            "slice_ended",
-            run,
-            step=step,
-            steps=step - known.step,
-            seconds=seconds,
-            chunks=done - before,
-        )
+        if step != known.step:
+            done = states.chunks_done(known.chunk_ends, step)
+            before = states.chunks_done(known.chunk_ends, known.step)
+            fit.emit("advanced", run, step=step, chunks=done - before)
 
     def _resume(self, fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         assert op.run is not None
@@ -517,17 +515,14 @@ class Engine:
         assert op.run is not None
         parent, config = fit.state.runs[op.run], fit.configs[op.run]
         changed = modify(config, op.args["changes"])
-        encoded = encode(dict(op.args["changes"]))
+        encoded = encode(flatten(changed))
         if not op.args.get("again"):
             for run in fit.state.runs.values():
-                same = (
-                    run.parent == op.run and run.warm == op.args["warm"] and run.changes == encoded
-                )
+                same = (run.parent, run.warm, run.config) == (op.run, op.args["warm"], encoded)
                 if same and run.status != "deleted":
                     fit.configs.setdefault(run.id, changed)
-                    return Verdict(
-                        "already", f"run {run.id} is that clone; again=True makes another"
-                    ), {"existing": {"id": run.id}}
+                    reason = f"run {run.id} is that clone; again=True makes another"
+                    return Verdict("already", reason), {"existing": {"id": run.id}}
         number = max(fit.state.runs) + 1
         step = None
         if op.args["warm"]:
@@ -539,10 +534,10 @@ class Engine:
             "id": number,
             "name": op.args.get("name") or f"clone of {parent.id}",
             "trainer_type": config.trainer_type,
-            "config": encode(flatten(changed)),
+            "config": encoded,
             "parent": parent.id,
             "warm": op.args["warm"],
-            "changes": encoded,
+            "changes": encode(dict(op.args["changes"])),
             "clone_step": step,
         }
         fit.configs[number] = changed
@@ -559,7 +554,7 @@ class Engine:
             if not isinstance(report, session.Parked) or report.begun:
                 self._save(fit, parent.id)
                 fit.executor.flush()
-            self._moved(fit, parent.id, report.step, None)
+            self._moved(fit, parent.id, report.step)
         newest, _ = checkpoints.newest_good(fit.executor.run_dir(parent.id))
         if newest is None:
             raise OpError(

@@ -65,7 +65,7 @@ class EventLog:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def append(
-        self, kind: str, run: int | None = None, *, sync: bool = False, **data: Any
+        self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any
     ) -> Event:
         """Append an event and tell the listeners.
 

@@ -93,7 +93,7 @@ def _run_changes(run: Run, event: Event) -> dict[str, Any]:
         }
     if event.kind == "slice_started":
         return {"status": "running"}
-    if event.kind == "slice_ended":
+    if event.kind == "advanced":
         served = run.served + data["chunks"] / run.weight
         return {"step": data["step"], "served": served}
     if event.kind == "checkpoint":

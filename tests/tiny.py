@@ -135,3 +135,12 @@ def grpo_rows(count=8):
 def reward_length(completions, **kwargs):
     """A reward that differs between completions."""
     return [float(len(c) % 7) for c in completions]
+
+
+def __getattr__(name):
+    """`Callback`, transformers' TrainerCallback, imported when it is first used."""
+    if name == "Callback":
+        from transformers import TrainerCallback
+
+        return TrainerCallback
+    raise AttributeError(name)

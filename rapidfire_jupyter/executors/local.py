@@ -26,7 +26,6 @@ class Order:
     run: int
     config: RunConfig
     source: Path | None = None
-    source_config: RunConfig | None = None
 
 
 class LocalExecutor:
@@ -70,8 +69,7 @@ class LocalExecutor:
             base=lambda: self._base(order.config),
             resume=resume,
             source=order.source if resume is None else None,
-            source_config=order.source_config,
-            emit=lambda kind, **data: self._emit(kind, order.run, **data),
+            emit=lambda kind, /, **data: self._emit(kind, order.run, **data),
         )
         opened = session.Session(task)
         self._sessions[order.run] = opened

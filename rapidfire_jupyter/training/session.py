@@ -180,7 +180,7 @@ class Task:
     Attributes:
         base: Gives the run's base model; called in the run's thread, seeded with the fit's seed.
         resume: A good checkpoint to go on from, or None.
-        source: A parent's checkpoint that a warm clone starts from, with the parent's config.
+        source: A parent's checkpoint that a warm clone starts from.
         emit: Appends an event: `emit(kind, **data)`. Called in the run's thread.
     """
 
@@ -192,7 +192,6 @@ class Task:
     base: Callable[[], Base]
     resume: checkpoints.Checkpoint | None
     source: Path | None
-    source_config: RunConfig | None
     emit: Callable[..., Any]
 
 
@@ -242,9 +241,8 @@ class _Coroutine:
         self._commands, self._reports, self._interrupt = commands, reports, interrupt
         self._advance = Advance(0)
         self._rows = task.resume.rows if task.resume else 0
-        self._extra: dict[str, Any] = (
-            checkpoints.read_extra(task.resume.path) if task.resume else {}
-        )
+        self._resume: Path | None = task.resume.path if task.resume else task.source
+        self._extra: dict[str, Any] = checkpoints.read_extra(self._resume) if self._resume else {}
         self._trainer: Any = None
         self._context: Any = None
         self._schedule: Any = None
@@ -258,7 +256,6 @@ class _Coroutine:
         self._run_epoch: Any = None
         self._finalize: Any = None
         self._load_rng_state: Any = None
-        self._resume: Path | None = task.resume.path if task.resume else None
         self._resumed_at_end = False
         self._begun = False
         self._start = task.resume.step if task.resume else 0
@@ -335,18 +332,19 @@ class _Coroutine:
     # ---- commands ----
 
     def _save(self) -> Report:
-        trainer = self._trainer
+        trainer, task = self._trainer, self._task
+        assert task is not None
         facts = {
             "rows": self._rows,
+            "config": encode(flatten(task.config)),
             "ended": bool(trainer.control.should_training_stop),
             "max_steps": trainer.state.max_steps,
             "steps_per_epoch": self._schedule.steps_per_epoch,
             "rows_per_step": self._schedule.rows_per_step,
             "redo_evaluation": self._in_evaluation,
         }
-        assert self._task is not None
         try:
-            folder = checkpoints.stage(trainer, self._task.run_dir, facts)
+            folder = checkpoints.stage(trainer, task.run_dir, facts)
         except Exception as error:  # a full disk shows as OSError, RuntimeError or SafetensorError
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
@@ -362,8 +360,8 @@ class _Coroutine:
 
     def _observe(self) -> Report:
         dataset = self._trainer.eval_dataset
-        if dataset is None:
-            return Observed(None, self._step())
+        if dataset is None or self._trainer.args.eval_strategy != "no":
+            return Observed(None, self._step())  # the trainer evaluates by itself
         assert self._task is not None
         wanted = self._task.data.eval_rows
         if wanted and len(dataset) > wanted:
@@ -406,9 +404,7 @@ class _Coroutine:
             trainer, task.config, task.data.plan, rows
         )
         self._install()
-        notes: tuple[str, ...] = ()
-        if task.source is not None:
-            notes = self._start_warm(task.source)
+        notes = self._adapt_checkpoint()
         drew = True if task.resume else watching.rehearse(trainer)
         step = self._step()
         trained = sum(
@@ -416,13 +412,18 @@ class _Coroutine:
         )
         return Prepared(schedule, step, base.name, drew, 3 * trained, (), notes)
 
-    def _start_warm(self, source: Path) -> tuple[str, ...]:
-        """Rewrite the parent's checkpoint for this config, and resume from that."""
+    def _adapt_checkpoint(self) -> tuple[str, ...]:
+        """Rewrite a checkpoint that was made with another config: a warm clone's, a longer run's."""
         task = self._task
-        assert task is not None and task.source_config is not None
-        changes = differences(encode(flatten(task.source_config)), encode(flatten(task.config)))
-        target = task.run_dir / checkpoints.STAGING / "warm"
-        made = warm.rewrite(source, target, self._trainer, self._schedule, changes)
+        assert task is not None
+        made_with = self._extra.get("config")
+        if self._resume is None or made_with is None:
+            return ()
+        changes = warm.changed(made_with, encode(flatten(task.config)))
+        if task.source is None and not changes:
+            return ()
+        target = task.run_dir / checkpoints.STAGING / "adapted"
+        made = warm.rewrite(self._resume, target, self._trainer, self._schedule, changes)
         self._resume, self._extra = made.path, checkpoints.read_extra(made.path)
         self._start = made.step
         return made.notes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rapidfire_jupyter.config import RunConfig, flatten
+from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.training import checkpoints
@@ -40,6 +40,15 @@ class Rewritten:
     path: Path
     step: int
     notes: tuple[str, ...]
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The encoded values that differ and decide numbers: code cannot be compared, nor names."""
+    return {
+        key: new
+        for key, (old, new) in differences(before, after).items()
+        if key != "name" and '"source"' not in json.dumps([old, new])
+    }
 
 
 def refusal(parent: RunConfig, clone: RunConfig) -> str:
