@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=

@@ -121,7 +121,8 @@ def watch(exp: Experiment, every_s: float) -> None:
 
 def run_row(run: Run, logged: Sequence[Mapping[str, float]]) -> str:
     """How one run stands, in one line under `HEADER`."""
-    steps = f"{run.step}/{run.total_steps or '?'}"
+    step = max([run.step, *(int(row["step"]) for row in logged)])
+    steps = f"{step}/{run.total_steps or '?'}"
     chunks = f"{run.chunk}/{len(run.chunk_ends) or '?'}"
     loss, eval_loss = _number(latest(logged, "loss")), _number(latest(logged, "eval_loss"))
     return (

@@ -7,6 +7,7 @@ run is training. What it does becomes events; nothing else changes an experiment
 
 import atexit
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,9 @@ from rapidfire_jupyter.executors.local import LocalExecutor, Order
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle, Verdict, verdict
 from rapidfire_jupyter.state import Run, State
 from rapidfire_jupyter.training import checkpoints, session, warm
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ class Engine:
             fit, run = turn
             try:
                 self._take_turn(fit, run)
-            except OSError as error:
+            except Exception as error:  # the disk, or a fault of ours: this thread serves all others
                 self._halt(fit, error)
 
     def _wait(self) -> None:
@@ -227,7 +231,7 @@ class Engine:
             fresh = [i for i in queued if i not in fit.prepared]
             if fresh:
                 return fit, fresh[0]
-            run = scheduler.next_run(fit.state, fit.configs.keys())
+            run = scheduler.next_run(fit.state, fit.configs.keys() & fit.state.runs.keys())
             if run is not None and best is None:
                 best = fit, run
         return best
@@ -254,6 +258,7 @@ class Engine:
 
     def _open(self, fit: Fit, run: int) -> None:
         """Build a run's trainer, from its newest good checkpoint if it has one."""
+        fit.executor.flush()
         fit.executor.clear_staging(run)
         resume, skipped = checkpoints.newest_good(fit.executor.run_dir(run))
         rows = len(states.history(fit.log.events, run))
@@ -301,6 +306,8 @@ class Engine:
             report = self._advance(
                 fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started
             )
+        if isinstance(report, session.Finished):  # nothing was left to train
+            self._keep_finished(fit, run, report.step)
         if not isinstance(report, session.Parked):
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
@@ -400,24 +407,30 @@ class Engine:
             self._failed(fit, run, report)
             return
         assert isinstance(report, session.Finished)
+        self._keep_finished(fit, run, report.step)
+
+    def _keep_finished(self, fit: Fit, run: int, step: int) -> None:
+        """Keep the model of a run whose `train()` has returned."""
         saved = fit.executor.finish(run)
         if isinstance(saved, session.SaveFailed):
             raise OSError(saved.error)
         fit.executor.flush()
         fit.executor.close(run)
-        fit.emit("run_completed", run, sync=True, step=report.step)
+        fit.emit("run_completed", run, sync=True, step=step)
 
     def _failed(self, fit: Fit, run: int, report: session.Failed) -> None:
         if report.storage:
             raise OSError(report.error)
         fit.emit("run_failed", run, sync=True, error=report.error, trace=report.trace)
 
-    def _halt(self, fit: Fit, error: OSError) -> None:
-        """The experiment's disk fails: stop training it; nothing is marked, so it can be recovered."""
-        fit.halted = (
-            f"the experiment's disk failed ({error}); free space or repair it, then run the same "
-            "run_fit again: it goes on from the last checkpoints"
-        )
+    def _halt(self, fit: Fit, error: Exception) -> None:
+        """Stop training an experiment whose disk fails; no run is marked, so it can be recovered."""
+        if isinstance(error, OSError):
+            what = f"the experiment's disk failed ({error}); free space or repair it"
+        else:
+            what = f"training stopped at a fault of the engine ({type(error).__name__}: {error})"
+            logger.error("engine fault", exc_info=error)
+        fit.halted = f"{what}, then run the same run_fit again: it goes on from the last checkpoints"
         with contextlib.suppress(OSError):
             fit.executor.end()
         with contextlib.suppress(OSError):

@@ -64,7 +64,7 @@ class Experiment:
             self._state = state.apply(self._state, event)
         self._log.subscribe(self._follow)
         self._fit: Fit | None = None
-        self._call: Mapping[str, Any] = {}
+        self._asked: list[OpHandle] = []
 
     def _follow(self, event: Event) -> None:
         self._state = state.apply(self._state, event)
@@ -240,7 +240,11 @@ class Experiment:
 
         The schedule of a run that is made longer is that of its new total: at each step the learning
         rate is what the longer schedule prescribes for that step. Any: hyperparameter values.
+
+        Raises:
+            ConfigError: One is no hyperparameter, or has an impossible value.
         """
+        self._check_changes(run, longer)
         return self._submit(Op("resume", run, longer, by))
 
     def boost(self, run: int, weight: float = 2.0, *, by: str = "cell") -> OpHandle:
@@ -279,12 +283,9 @@ class Experiment:
             ConfigError: A change names no hyperparameter, or has an impossible value.
             OpError: There is no such run.
         """
-        from rapidfire_jupyter.changes import modify
-
         self.run(run)
         changes = dict(changes or {})
-        if self._fit is not None and run in self._fit.configs:
-            modify(self._fit.configs[run], changes)
+        self._check_changes(run, changes)
         args = {"changes": changes, "warm": bool(warm), "again": again, "name": name}
         return self._submit(Op("clone", run, args, by))
 
@@ -304,6 +305,12 @@ class Experiment:
         """Go on after `pause_all`."""
         return self._submit(Op("resume_all", by=by))
 
+    def _check_changes(self, run: int, changes: Mapping[str, Any]) -> None:
+        from rapidfire_jupyter.changes import modify
+
+        if changes and self._fit is not None and run in self._fit.configs:
+            modify(self._fit.configs[run], changes)
+
     def _submit(self, op: Op) -> OpHandle:
         if self._fit is None:
             handle = OpHandle(op)
@@ -318,18 +325,27 @@ class Experiment:
             return handle
         from rapidfire_jupyter.engine import engine
 
-        return engine().submit(self._fit, op)
+        handle = engine().submit(self._fit, op)
+        self._asked = [h for h in self._asked if h.status == "pending"] + [handle]
+        return handle
 
     # ---- waiting and ending ----
 
     def wait(self, timeout: float | None = None) -> "Experiment":
-        """Wait until no run is queued, running or paused. Interrupting it does not stop training.
+        """Wait until every op has acted and no run is queued, running or paused.
+
+        Interrupting it does not stop training.
 
         Raises:
             TimeoutError: `timeout` seconds have passed.
             ExperimentError: The experiment's disk failed.
         """
-        self._wait(lambda: not any(r.status in ACTIVE for r in self._state.runs.values()), timeout)
+
+        def done() -> bool:
+            asked = any(h.status == "pending" for h in self._asked)
+            return not asked and not any(r.status in ACTIVE for r in self._state.runs.values())
+
+        self._wait(done, timeout)
         return self
 
     def _wait(self, done: Any, timeout: float | None) -> None:  # Any: a callable without arguments
@@ -588,6 +604,9 @@ class RunTable:
                 }
             )
         table = pd.DataFrame(rows)
+        for column in ("of", "parent"):
+            if column in table:
+                table[column] = table[column].astype("Int64")
         empty = [c for c in ("parent", "loss", "eval_loss") if c in table and table[c].isna().all()]
         return table.drop(columns=empty).set_index("id") if len(table) else table
 

@@ -6,6 +6,7 @@ Under "cells" training pauses while a cell runs, until it ends, waits on us, or 
 """
 
 import ast
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ HOLD_SECONDS = 2.0
 _HARMLESS_CALLS = frozenset(
     {"print", "display", "len", "sorted", "list", "dict", "str", "repr", "round"}
 )
-_HARMLESS_MAGICS = ("%rapidfire", "%load_ext", "%reload_ext")
+_MAGIC_LINE = re.compile(r"\s*(\w+\s*=\s*)?%(rapidfire|load_ext|reload_ext)\b")
 
 
 class Cells:
@@ -106,7 +107,9 @@ def is_harmless(source: str, names: dict[str, Any]) -> bool:
     Args:
         names: The notebook's variables. Any: the user's objects.
     """
-    lines = [line for line in source.splitlines() if not line.lstrip().startswith(_HARMLESS_MAGICS)]
+    if source.lstrip().startswith("%%rapidfire"):
+        return True
+    lines = [line for line in source.splitlines() if not _MAGIC_LINE.match(line)]
     try:
         tree = ast.parse("\n".join(lines))
     except SyntaxError:

@@ -178,4 +178,5 @@ class OpHandle:
         target = "" if self.op.run is None else f" run {self.op.run}"
         tail = f": {self.reason}" if self.reason else ""
         at = "" if self.step is None else f" at step {self.step}"
-        return f"<{self.op.kind}{target} {self.status}{at}{tail}>"
+        new = f" -> run {self.run_id}" if self.run_id != self.op.run else ""
+        return f"<{self.op.kind}{target} {self.status}{at}{new}{tail}>"

@@ -12,6 +12,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import KernelManager
+from traitlets.config import Config
 
 from rapidfire_jupyter import List, Range, magics
 from rapidfire_jupyter.errors import ConfigError
@@ -237,6 +238,14 @@ def test_body_that_cannot_be_trained_is_refused_before_anything_starts(more, err
 # ------------------------------------------------------------------------------ doctor, shim, names
 
 
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """An IPython shell that leaves this process's modules and the user's history alone."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    return InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+
+
 def test_versions_are_held_against_the_lower_bounds():
     found = dict.fromkeys(magics.BOUNDS, "99.0") | {"trl": "1.9.0", "peft": None}
 
@@ -247,13 +256,13 @@ def test_versions_are_held_against_the_lower_bounds():
     assert any(line.startswith("missing  peft - ") for line in lines)
 
 
-def test_another_package_called_rapidfire_is_told_at_load(tmp_path, monkeypatch, capsys):
+def test_another_package_called_rapidfire_is_told_at_load(shell, tmp_path, monkeypatch, capsys):
     (tmp_path / "rapidfire").mkdir()
     (tmp_path / "rapidfire" / "__init__.py").write_text("raise SystemExit('never imported')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rapidfire", raising=False)
 
-    magics.load_ipython_extension(InteractiveShell())
+    magics.load_ipython_extension(shell)
 
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
@@ -286,9 +295,7 @@ def test_hyperparameters_are_offered_short_where_the_name_is_clear():
     assert "trainer_type" not in offered
 
 
-def test_loading_twice_leaves_one_matcher_and_unloading_none(capsys):
-    shell = InteractiveShell()
-
+def test_loading_twice_leaves_one_matcher_and_unloading_none(shell):
     magics.load_ipython_extension(shell)
     magics.load_ipython_extension(shell)
 

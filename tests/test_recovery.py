@@ -1,0 +1,284 @@
+"""Nothing is lost: killed at any point, the same cells end where an uninterrupted run ends."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from oracle import assert_same, sliced
+
+from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.training import checkpoints
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
+
+
+def configs():
+    lora = RFLoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj"])
+    args = {"per_device_train_batch_size": 2, "logging_steps": 3, "num_train_epochs": 2}
+    return [
+        RFModelConfig("tiny", peft_config=lora, training_args=RFSFTConfig(learning_rate=lr, **args), **more)
+        for lr, more in ((1e-2, {}), (1e-3, {"model_kwargs": {"dropout": 0.1}}))
+    ]
+
+
+def cells(root, end=True):
+    """The notebook: training, a warm clone, waiting."""
+    exp = Experiment("exp", root=root)
+    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3)
+    exp.run(1).wait(120)
+    exp.clone(1, {"learning_rate": 2e-3, "num_train_epochs": 3}, warm=True).wait(60)
+    exp.wait(120)
+    if end:
+        exp.end()
+    return exp
+
+
+def _child(root, path, point, count, power_loss):
+    sys.path[:] = path
+    import torch
+
+    torch.set_num_threads(1)
+    from rapidfire_jupyter import storage
+
+    seen = [0]
+    unsynced: set[Path] = set()
+
+    def watch(here, target):
+        what, _, when = here.partition(":")
+        if when == "after":
+            if what in ("append", "write"):
+                unsynced.add(target)
+            elif what == "fsync":
+                unsynced.discard(target)
+        if here == point or point == "any":
+            seen[0] += 1
+            if seen[0] == count:
+                if power_loss:
+                    for lost in unsynced:
+                        if lost.is_file() and lost.name != "events.jsonl":
+                            os.truncate(lost, 0)
+                Path(root, "reached").write_text(here)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    storage.watcher = watch
+    cells(root)
+
+
+def kill_at(root, point, count, power_loss=False):
+    """Run the cells in a process that is killed at the `count`-th time it comes to a point."""
+    root.mkdir(exist_ok=True)
+    process = _context.Process(target=_child, args=(str(root), sys.path, point, count, power_loss))
+    process.start()
+    process.join(180)
+    assert process.exitcode in (-signal.SIGKILL, 0)
+    return process.exitcode != 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same cells, never interrupted."""
+    exp = cells(tmp_path_factory.mktemp("whole"))
+    return {run.id: (sliced(run), run.rows) for run in exp.runs}
+
+
+def assert_as_whole(exp, whole):
+    assert [run.status for run in exp.runs] == ["completed"] * 3, [run.trace for run in exp.runs]
+    for run in exp.runs:
+        ended, rows = whole[run.id]
+        assert_same(sliced(run), ended, f"run {run.id}")
+        steps = [(row["step"], *sorted(row)) for row in run.rows]
+        assert steps == [(row["step"], *sorted(row)) for row in rows]
+
+
+POINTS = [f"{what}:{when}" for what in ("append", "fsync", "rename", "write") for when in ("before", "after")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("count", [3, 9, 21])
+def test_killed_at_each_point_the_same_cells_end_the_same(tmp_path, whole, point, count):
+    reached = kill_at(tmp_path, point, count)
+
+    exp = cells(tmp_path, end=False)
+
+    assert reached and (tmp_path / "reached").read_text() == point
+    assert_as_whole(exp, whole)
+    exp.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [17, 40, 77])
+def test_after_a_power_loss_unsynced_files_are_passed_over(tmp_path, whole, count):
+    reached = kill_at(tmp_path, "any", count, power_loss=True)
+
+    exp = cells(tmp_path, end=False)
+
+    assert reached
+    assert_as_whole(exp, whole)
+    exp.end()
+
+
+def test_killed_once_the_same_cells_end_the_same_and_a_second_recovery_changes_nothing(tmp_path, whole):
+    assert kill_at(tmp_path, "rename:after", 8)
+
+    exp = cells(tmp_path)
+    events = (exp.folder / "events.jsonl").read_bytes()
+    again = cells(tmp_path, end=False)
+    new = (exp.folder / "events.jsonl").read_bytes()[len(events) :].decode().splitlines()
+
+    assert_as_whole(again, whole)
+    assert [run.id for run in again.runs] == [1, 2, 3]
+    assert {json.loads(line)["kind"] for line in new} <= {"attached", "op", "ended"}
+    again.end()
+
+
+FILES = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors",
+         "trainer_extra.json", checkpoints.MANIFEST]  # fmt: skip
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path, whole):
+    assert kill_at(tmp_path, "rename:after", 20)
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "exp", kept)
+    run_dir = kept / "runs" / "1"
+    newest = checkpoints.listed(run_dir)[-1][1]
+
+    for name in FILES:
+        for damage in ("missing", "cut"):
+            shutil.rmtree(run_dir)
+            shutil.copytree(tmp_path / "exp" / "runs" / "1", run_dir)
+            file = newest / name
+            if damage == "missing":
+                file.unlink()
+            else:
+                os.truncate(file, file.stat().st_size // 2)
+            good, skipped = checkpoints.newest_good(run_dir)
+            assert good is not None and good.step < int(newest.name.rpartition("-")[2])
+            assert len(skipped) == 1 and newest.name in skipped[0] and name in skipped[0]
+
+    os.truncate(tmp_path / "exp" / "runs" / "1" / "checkpoints" / newest.name / "optimizer.pt", 10)
+    exp = cells(tmp_path, end=False)
+    recovered = [e for e in exp.events if e.kind == "run_recovered" and e.data["skipped"]]
+
+    assert "optimizer.pt" in recovered[0].data["skipped"][0]
+    assert_as_whole(exp, whole)
+    exp.end()
+
+
+def _full_disk(root, path, limit):
+    sys.path[:] = path
+    import resource
+
+    import torch
+
+    torch.set_num_threads(1)
+    exp = Experiment("exp", root=root)
+    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3)
+    exp._log.subscribe(lambda e: e.kind == "slice_ended" and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    try:
+        exp.wait(120)
+    except Exception as error:
+        Path(root, "error").write_text(str(error))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("limit", [2_000, 12_000])
+def test_a_full_disk_halts_training_and_the_same_cells_go_on_later(tmp_path, whole, limit):
+    process = _context.Process(target=_full_disk, args=(str(tmp_path), sys.path, limit))
+    process.start()
+    process.join(180)
+    error = (tmp_path / "error").read_text()
+
+    exp = cells(tmp_path, end=False)
+
+    assert "disk failed" in error and "free space" in error
+    assert_as_whole(exp, whole)
+    exp.end()
+
+
+def test_a_torn_last_line_is_cut_and_damage_elsewhere_is_named(tmp_path):
+    from rapidfire_jupyter.errors import ExperimentError
+    from rapidfire_jupyter.events import EventLog
+
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for number in range(3):
+        log.append("alert", None, text=f"number {number} é \u2028")
+    log.close()
+    whole = path.read_bytes()
+
+    path.write_bytes(whole[:-5])
+    again = EventLog(path)
+    again.append("alert", None, text="new")
+    again.close()
+    assert [e.data["text"][:8] for e in EventLog(path).events] == ["number 0", "number 1", "new"]
+
+    path.write_bytes(whole.replace(b"number 1", b"number 7"))
+    with pytest.raises(ExperimentError, match=r"events.jsonl line 2 is damaged"):
+        EventLog(path)
+
+
+def test_a_poisoned_checkpoint_file_is_refused_and_nothing_is_executed(tmp_path, experiment):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return (os.system, (f"touch {tmp_path / 'pwned'}",))
+
+    exp = experiment()
+    exp.run_fit(configs()[:1], tiny.create_model, tiny.sft_rows(12), num_chunks=2)
+    exp.stop(1).wait(60)
+    folder = exp.run(1).checkpoint
+    if folder is None:
+        exp.resume(1).wait(60)
+        exp.wait(60)
+        folder = exp.run(1).checkpoint
+    for name in ("rng_state.pth", "optimizer.pt"):
+        (folder / name).write_bytes(pickle.dumps(Evil()))
+    (folder / checkpoints.MANIFEST).unlink()
+    checkpoints.seal(folder, 0)
+
+    if exp.run(1).status == "completed":
+        exp.resume(1, num_train_epochs=3).wait(60)
+    else:
+        exp.resume(1).wait(60)
+    exp.wait(60)
+
+    assert exp.run(1).status == "failed" and not (tmp_path / "pwned").exists()
+
+
+def test_other_configs_or_data_under_the_same_name_are_refused_with_the_difference(experiment):
+    from rapidfire_jupyter.errors import ExperimentError
+
+    exp = experiment()
+    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3, block=True)
+
+    with pytest.raises(ExperimentError, match="train_fingerprint"):
+        exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12)[::-1], num_chunks=3)
+    with pytest.raises(ExperimentError, match="has 2 configurations, not 1"):
+        exp.run_fit(configs()[:1], tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+    with pytest.raises(ExperimentError, match="num_chunks=3, not 4"):
+        exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=4)
+    assert len(exp.runs) == 2
+
+
+def test_a_moved_experiment_goes_on_and_its_results_are_readable_without_training(tmp_path, whole):
+    assert kill_at(tmp_path, "rename:after", 8)
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    shutil.move(tmp_path / "exp", other / "exp")
+
+    reader = Experiment("exp", root=other)
+    assert len(reader.results()) > 0 and reader.status == "ended"
+    reader.end()
+    exp = cells(other, end=False)
+
+    assert_as_whole(exp, whole)
+    exp.end()
