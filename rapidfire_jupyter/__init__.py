@@ -1,4 +1,4 @@
-"""Fine-tune many LLM configurations at once in a notebook, exactly, and decide early which is best."""
+"""Fine-tune many LLM configurations at once in a notebook, exactly, and see early which is best."""
 
 from typing import TYPE_CHECKING, Any
 

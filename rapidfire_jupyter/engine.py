@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import logging
 import queue
+import shutil
 import threading
 import time
 from concurrent.futures import Future
@@ -26,8 +27,7 @@ from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor, Order
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle, Verdict, verdict
 from rapidfire_jupyter.state import Run, State
-from rapidfire_jupyter.training import checkpoints, session, warm
-
+from rapidfire_jupyter.training import checkpoints, messages, warm
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Fit:
     observed: dict[int, int] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
+    disk_bytes: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log.subscribe(self._follow)
@@ -72,7 +73,9 @@ class Fit:
     def _follow(self, event: Event) -> None:
         self.state = states.apply(self.state, event)
 
-    def emit(self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any) -> Event:
+    def emit(
+        self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any
+    ) -> Event:
         """Append an event; any thread. Any: JSON values."""
         return self.log.append(kind, run, sync=sync, **data)
 
@@ -169,7 +172,9 @@ class Engine:
             fit, run = turn
             try:
                 self._take_turn(fit, run)
-            except Exception as error:  # the disk, or a fault of ours: this thread serves all others
+            except (
+                Exception
+            ) as error:  # the disk, or a fault of ours: this thread serves all others
                 self._halt(fit, error)
 
     def _wait(self) -> None:
@@ -270,10 +275,10 @@ class Engine:
         source = fit.executor.run_dir(run) / "source" if known.warm else None
         order = Order(run, fit.configs[run], source)
         report = fit.executor.open(order, resume)
-        if isinstance(report, session.Failed):
+        if isinstance(report, messages.Failed):
             self._failed(fit, run, report)
             return
-        assert isinstance(report, session.Prepared)
+        assert isinstance(report, messages.Prepared)
         schedule = report.schedule
         fit.saved_at[run] = time.monotonic()
         fit.begun.discard(run)
@@ -292,13 +297,26 @@ class Engine:
         )
         for reason in report.inexact:
             fit.emit("run_inexact", run, reason=reason)
+        self._check_disk(fit, run, report.disk_bytes)
+
+    def _check_disk(self, fit: Fit, run: int, checkpoint_bytes: int) -> None:
+        """Compare what the checkpoints of all prepared runs will take with what is free."""
+        fit.disk_bytes[run] = checkpoint_bytes * (fit.executor.keep + 2)
+        needed, free = sum(fit.disk_bytes.values()), shutil.disk_usage(fit.folder).free
+        if needed > free and not fit.state.paused:
+            text = (
+                f"checkpoints of {len(fit.disk_bytes)} runs take about {needed / 2**20:.0f} MiB, but "
+                f"{free / 2**20:.0f} MiB are free: paused; free space, then resume_all, or use keep_checkpoints=1"
+            )
+            fit.emit("alert", text=text)
+            self._do(fit, Op("pause_all", by="engine"), OpHandle(Op("pause_all", by="engine")))
 
     def _slice(self, fit: Fit, run: int) -> None:
         known = fit.state.runs[run]
         started, first_step = time.monotonic(), known.step
         fit.emit("slice_started", run, step=first_step)
         if self._unobserved(fit, run, first_step) and run not in fit.begun:
-            fit.executor.command(run, session.Advance(first_step))
+            fit.executor.command(run, messages.Advance(first_step))
             fit.begun.add(run)
         self._observe(fit, run, first_step)
         report = None
@@ -306,9 +324,9 @@ class Engine:
             report = self._advance(
                 fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started
             )
-        if isinstance(report, session.Finished):  # nothing was left to train
+        if isinstance(report, messages.Finished):  # nothing was left to train
             self._keep_finished(fit, run, report.step)
-        if not isinstance(report, session.Parked):
+        if not isinstance(report, messages.Parked):
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
         self._observe(fit, run, step)
@@ -327,7 +345,7 @@ class Engine:
         if report.ending:
             self._complete(fit, run)
 
-    def _advance(self, fit: Fit, run: int, until: int, started: float) -> session.Report | None:
+    def _advance(self, fit: Fit, run: int, until: int, started: float) -> messages.Report | None:
         """Train until the slice ends, answering the inbox at boundaries on the way.
 
         Returns:
@@ -341,11 +359,11 @@ class Engine:
             deadline = fit.saved_at[run] + pace.checkpoint_seconds
             if pace.slice_seconds is not None:
                 deadline = min(deadline, started + pace.slice_seconds)
-            report = fit.executor.command(run, session.Advance(until, deadline))
-            if isinstance(report, session.Failed):
+            report = fit.executor.command(run, messages.Advance(until, deadline))
+            if isinstance(report, messages.Failed):
                 self._failed(fit, run, report)
                 return None
-            if not isinstance(report, session.Parked) or report.ending:
+            if not isinstance(report, messages.Parked) or report.ending:
                 return report
             fit.executor.ask(run, False)
             if not self._inbox.empty():
@@ -357,7 +375,7 @@ class Engine:
             if self._exiting or known is None or not fit.executor.is_open(run):
                 return None
             if known.status not in ("queued", "running"):
-                return fit.executor.command(run, session.AbortEvaluation())
+                return fit.executor.command(run, messages.AbortEvaluation())
             now = time.monotonic()
             if report.in_evaluation:
                 continue
@@ -379,46 +397,55 @@ class Engine:
         """Evaluate a run that is parked at a chunk end, unless it was evaluated there already."""
         if not self._unobserved(fit, run, step):
             return
-        report = fit.executor.command(run, session.Observe())
-        while isinstance(report, session.Parked):
+        report = fit.executor.command(run, messages.Observe())
+        while isinstance(report, messages.Parked):
             fit.executor.ask(run, False)
             self._read_inbox()
             if not fit.executor.is_open(run):
                 return
-            report = fit.executor.command(run, session.Advance(step))
-        if isinstance(report, session.Failed):
+            report = fit.executor.command(run, messages.Advance(step))
+        if isinstance(report, messages.Failed):
             self._failed(fit, run, report)
             return
-        if isinstance(report, session.Observed) and report.metrics is not None:
+        if isinstance(report, messages.Observed) and report.metrics is not None:
             fit.emit("logged", run, row={**report.metrics, "step": step}, source="chunk")
         fit.observed[run] = step
 
     def _save(self, fit: Fit, run: int) -> None:
         report = fit.executor.save(run)
-        if isinstance(report, session.SaveFailed):
+        if isinstance(report, messages.SaveFailed):
             raise OSError(report.error)
         fit.saved_at[run] = time.monotonic()
 
     def _complete(self, fit: Fit, run: int) -> None:
         """Let a trainer finish after its last boundary, and keep its model."""
         fit.executor.flush()
-        report = fit.executor.command(run, session.Advance(1 << 62))
-        if isinstance(report, session.Failed):
+        report = fit.executor.command(run, messages.Advance(1 << 62))
+        if isinstance(report, messages.Failed):
             self._failed(fit, run, report)
             return
-        assert isinstance(report, session.Finished)
+        assert isinstance(report, messages.Finished)
         self._keep_finished(fit, run, report.step)
 
     def _keep_finished(self, fit: Fit, run: int, step: int) -> None:
         """Keep the model of a run whose `train()` has returned."""
         saved = fit.executor.finish(run)
-        if isinstance(saved, session.SaveFailed):
+        if isinstance(saved, messages.SaveFailed):
             raise OSError(saved.error)
         fit.executor.flush()
         fit.executor.close(run)
+        self._check_bases(fit)
         fit.emit("run_completed", run, sync=True, step=step)
 
-    def _failed(self, fit: Fit, run: int, report: session.Failed) -> None:
+    def _check_bases(self, fit: Fit) -> None:
+        try:
+            fit.executor.check_bases()
+        except RapidFireError as error:
+            for run in fit.state.runs.values():
+                if run.base and run.step:
+                    fit.emit("run_inexact", run.id, reason=str(error))
+
+    def _failed(self, fit: Fit, run: int, report: messages.Failed) -> None:
         if report.storage:
             raise OSError(report.error)
         fit.emit("run_failed", run, sync=True, error=report.error, trace=report.trace)
@@ -430,7 +457,9 @@ class Engine:
         else:
             what = f"training stopped at a fault of the engine ({type(error).__name__}: {error})"
             logger.error("engine fault", exc_info=error)
-        fit.halted = f"{what}, then run the same run_fit again: it goes on from the last checkpoints"
+        fit.halted = (
+            f"{what}, then run the same run_fit again: it goes on from the last checkpoints"
+        )
         with contextlib.suppress(OSError):
             fit.executor.end()
         with contextlib.suppress(OSError):
@@ -497,9 +526,9 @@ class Engine:
         """Bring a run to its boundary, save it if it has trained, and end its session."""
         if not fit.executor.is_open(run):
             return fit.state.runs[run].step
-        report = fit.executor.command(run, session.AbortEvaluation())
-        assert isinstance(report, session.Parked | session.Observed)
-        begun = not isinstance(report, session.Parked) or report.begun
+        report = fit.executor.command(run, messages.AbortEvaluation())
+        assert isinstance(report, messages.Parked | messages.Observed)
+        begun = not isinstance(report, messages.Parked) or report.begun
         if begun and report.step > 0:
             self._save(fit, run)
             fit.executor.flush()
@@ -562,9 +591,9 @@ class Engine:
     def _warm_source(self, fit: Fit, parent: Run, clone: int) -> int:
         """Copy the parent's state at its boundary into the clone's own folder."""
         if fit.executor.is_open(parent.id):
-            report = fit.executor.command(parent.id, session.AbortEvaluation())
-            assert isinstance(report, session.Parked | session.Observed)
-            if not isinstance(report, session.Parked) or report.begun:
+            report = fit.executor.command(parent.id, messages.AbortEvaluation())
+            assert isinstance(report, messages.Parked | messages.Observed)
+            if not isinstance(report, messages.Parked) or report.begun:
                 self._save(fit, parent.id)
                 fit.executor.flush()
             self._moved(fit, parent.id, report.step)
@@ -598,8 +627,8 @@ class Engine:
                 continue
             for run in fit.state.runs.values():
                 if fit.executor.is_open(run.id) and run.id in fit.begun:
-                    report = fit.executor.command(run.id, session.AbortEvaluation())
-                    if isinstance(report, session.Parked) and report.step > (
+                    report = fit.executor.command(run.id, messages.AbortEvaluation())
+                    if isinstance(report, messages.Parked) and report.step > (
                         run.checkpoint_step or 0
                     ):
                         self._save(fit, run.id)

@@ -1,4 +1,4 @@
-"""The errors a user can meet: each message is one line with the rule, the value found, and the fix."""
+"""The errors a user can meet: each message is one line with the rule, the value and the fix."""
 
 
 class RapidFireError(Exception):

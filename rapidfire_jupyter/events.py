@@ -119,6 +119,11 @@ class EventLog:
         if self._fd >= 0:
             storage.sync(self._fd, self.path)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called, or the log was opened read-only."""
+        return self._read_only
+
     def close(self) -> None:
         """Flush to disk and close the file; events stay readable."""
         with self._lock:

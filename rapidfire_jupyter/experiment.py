@@ -132,6 +132,11 @@ class Experiment:
                 f"experiment {self.name!r} is open in another kernel (process {self._lock.owner()}); "
                 "shut that kernel down, or use another name"
             )
+        if self._log.closed:
+            raise ExperimentError(
+                f"this object of experiment {self.name!r} has ended; make it again: "
+                f"exp = Experiment({self.name!r})"
+            )
         request = fitting.Request(
             config_group, create_model_fn, train_dataset, eval_dataset, num_chunks, chunk_size, seed,
             trainer_type, slice_steps, slice_seconds, checkpoint_seconds, keep_checkpoints, eval_rows,

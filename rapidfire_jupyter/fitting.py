@@ -81,6 +81,7 @@ def start(
         )
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
+    _check_process_wide(configs)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
     data = trainers.FitData(train, evaluation, plan, request.seed, request.eval_rows)
@@ -219,6 +220,22 @@ def _check_config(
         value = getattr(config.model, name)
         if value is not None and not callable(value):
             raise ConfigError(f"run {number}: {name} must be a function, got {value!r}")
+
+
+def _check_process_wide(configs: list[RunConfig]) -> None:
+    """What torch keeps once per process must be the same for all runs of a kernel."""
+    for name in ("tf32", "full_determinism", "use_liger_kernel"):
+        values = {trainers.given_args(config).get(name) or False for config in configs}
+        if len(values) > 1:
+            raise ConfigError(
+                f"{name} is one setting for the whole process, got several values; give all "
+                "configurations the same, or use a second experiment in another kernel"
+            )
+    if any(trainers.given_args(config).get("torch_compile") for config in configs):
+        import torch._dynamo
+
+        limit = 8 + len(configs)  # each skeleton is compiled anew; past the limit nothing is
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
 
 
 def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, list[str]]:

@@ -31,13 +31,14 @@ def experiment_folder(root: str | Path, name: str) -> Path:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.strip(". ") == "":
         raise ExperimentError(
-            f"an experiment name is 1 to 120 characters without slashes or control characters, got {name!r}"
+            "an experiment name is 1 to 120 characters without slashes or control characters, "
+            f"got {name!r}"
         )
     return Path(root).expanduser() / name
 
 
 class Lock:
-    """Ownership of an experiment folder by one process; the system frees it when the process dies."""
+    """Ownership of an experiment folder by one process; the system frees it when that dies."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
@@ -105,7 +106,7 @@ def remove_from_trash(folder: Path, run: int) -> None:
 
 
 def copy_source(checkpoint: Path, target: Path) -> None:
-    """Copy a checkpoint for a warm clone, whole or not at all: hard links where the disk has them."""
+    """Copy a checkpoint for a warm clone, whole or not at all; hard links if the disk has them."""
     temporary = target.with_name(target.name + ".new")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ops: what a person, a magic, a panel or a policy may ask of an experiment, and when it is allowed.
+"""Ops: what a person, a magic, a panel or a policy may ask of an experiment, and when it may.
 
 An `Op` is plain data. `verdict` is the pure rule that says whether an op can act on a state; the
 engine asks it at the boundary where the op would act, so an op is judged by what is then true.
@@ -42,7 +42,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an op would do: act, nothing because it is already so, or nothing because of a reason."""
+    """What an op would do: act, or nothing, because it is already so or for a reason."""
 
     outcome: Outcome
     reason: str = ""

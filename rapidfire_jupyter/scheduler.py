@@ -1,9 +1,9 @@
-"""Who trains next: deterministic proportional share (stride scheduling), as pure functions of State.
+"""Who trains next: deterministic proportional share (stride scheduling), purely from a State.
 
 A run's virtual time is `Run.served`: chunks trained divided by its weight. The run that was served
 least goes next, so equal weights give the round robin in which all runs finish a chunk before any
-starts the next, and a run of weight 3 gets three chunks for each one of the others. A newcomer joins
-at the virtual time of the least served active run; it neither waits nor monopolises.
+starts the next, and a run of weight 3 gets three chunks for each one of the others. A newcomer
+joins at the virtual time of the least served active run; it neither waits nor monopolises.
 """
 
 from collections.abc import Collection

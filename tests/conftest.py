@@ -1,4 +1,4 @@
-"""Shared set-up of all tests: offline, one thread, an experiment folder of its own for each test."""
+"""Shared set-up of all tests: offline, one thread, an experiment folder for each test."""
 
 import os
 

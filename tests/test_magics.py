@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import KernelManager
 from traitlets.config import Config
 
-from rapidfire_jupyter import List, Range, magics
+from rapidfire_jupyter import List, Range, completion, doctor, magics, verbs, yaml_body
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.state import Run
 
@@ -26,7 +26,7 @@ HEAVY = ("torch", "pandas", "trl", "transformers", "datasets")
 
 
 def test_line_is_read_into_verb_words_pairs_and_options():
-    command = magics.parse("clone 1 learning_rate=5e-4 --warm target_modules=[q_proj, v_proj]")
+    command = verbs.parse("clone 1 learning_rate=5e-4 --warm target_modules=[q_proj, v_proj]")
 
     assert command.verb == "clone"
     assert command.words == ("1",)
@@ -36,11 +36,11 @@ def test_line_is_read_into_verb_words_pairs_and_options():
 
 @pytest.mark.parametrize("line", ["stop 1 --exp 'my runs'", "stop 1 --exp='my runs'"])
 def test_option_values_may_be_quoted(line):
-    assert magics.parse(line).options == {"--exp": "my runs"}
+    assert verbs.parse(line).options == {"--exp": "my runs"}
 
 
 def test_empty_line_asks_for_help():
-    assert magics.parse("  ").verb == "help"
+    assert verbs.parse("  ").verb == "help"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_empty_line_asks_for_help():
     ],
 )
 def test_values_are_read_as_yaml_1_2(text, value):
-    found = magics.read_value(text)
+    found = yaml_body.read_value(text)
 
     assert found == value
     assert type(found) is type(value)
@@ -93,7 +93,7 @@ def test_values_are_read_as_yaml_1_2(text, value):
 )
 def test_wrong_line_is_refused_with_usage(line, error):
     with pytest.raises(UsageError) as refused:
-        magics.parse(line)
+        verbs.parse(line)
 
     assert error in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -107,13 +107,13 @@ def test_run_without_a_cell_and_other_verbs_with_one_are_refused():
 
 
 def test_help_names_every_verb_and_shows_an_example_of_run():
-    assert all(f"  {verb}" in magics.help_text() for verb in magics.VERBS)
-    assert magics.help_text("clone").startswith("%rapidfire clone ID [NAME=VALUE ...] [--warm]")
-    assert "{grid: [8, 32]}" in magics.help_text("run")
+    assert all(f"  {verb}" in verbs.help_text() for verb in verbs.VERBS)
+    assert verbs.help_text("clone").startswith("%rapidfire clone ID [NAME=VALUE ...] [--warm]")
+    assert "{grid: [8, 32]}" in verbs.help_text("run")
 
 
 def test_example_of_help_is_a_valid_body():
-    values, _ = magics.read_body(magics.EXAMPLE.partition("\n")[2])
+    values, _ = yaml_body.read_body(yaml_body.EXAMPLE.partition("\n")[2])
 
     assert values["training_args"] == {"learning_rate": {"grid": [1e-3, 1e-4]}}
 
@@ -124,7 +124,7 @@ MINIMAL = "experiment: a\nmodel_name: m\ntrain_dataset: rows\n"
 
 
 def test_body_gives_values_and_the_lines_of_their_keys():
-    values, lines = magics.read_body(MINIMAL + "training_args:\n  learning_rate: 1e-4\n")
+    values, lines = yaml_body.read_body(MINIMAL + "training_args:\n  learning_rate: 1e-4\n")
 
     assert values["training_args"] == {"learning_rate": 1e-4}
     assert lines == {"experiment": 2, "model_name": 3, "train_dataset": 4, "training_args": 5}
@@ -151,14 +151,14 @@ def test_body_gives_values_and_the_lines_of_their_keys():
 )
 def test_wrong_body_is_refused_with_its_line(body, error):
     with pytest.raises(UsageError) as refused:
-        magics.read_body(body)
+        yaml_body.read_body(body)
 
     assert error in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_grid_and_range_become_choices_at_any_depth():
-    found = magics.with_choices(
+    found = yaml_body.with_choices(
         {
             "r": {"grid": [8, 32]},
             "rate": {"range": [1e-5, 1e-3], "log": True},
@@ -190,25 +190,25 @@ def test_grid_and_range_become_choices_at_any_depth():
 )
 def test_wrong_choices_are_refused(value, error):
     with pytest.raises(ConfigError, match=error):
-        magics.with_choices(value)
+        yaml_body.with_choices(value)
 
 
 def test_names_stand_for_notebook_variables():
     names = {"score": len, "length": max}
 
-    assert magics.named("compute_metrics", "score", names) is len
-    assert magics.named("reward_funcs", ["score", "length"], names) == [len, max]
-    assert magics.named("formatting_func", List(["score", "length"]), names) == List([len, max])
-    assert magics.named("eval_dataset", None, names) is None
+    assert yaml_body.named("compute_metrics", "score", names) is len
+    assert yaml_body.named("reward_funcs", ["score", "length"], names) == [len, max]
+    assert yaml_body.named("formatting_func", List(["score", "length"]), names) == List([len, max])
+    assert yaml_body.named("eval_dataset", None, names) is None
 
 
 def test_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="has no variable 'scor'; did you mean 'score'"):
-        magics.named("compute_metrics", "scor", {"score": len})
+        yaml_body.named("compute_metrics", "scor", {"score": len})
     with pytest.raises(ConfigError, match="takes the name of a notebook variable, got 3"):
-        magics.named("train_dataset", 3, {})
+        yaml_body.named("train_dataset", 3, {})
     with pytest.raises(ConfigError, match="has no variable 'open'; define it in a cell first"):
-        magics.named("reward_funcs", "open", {})
+        yaml_body.named("reward_funcs", "open", {})
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_body_that_cannot_be_trained_is_refused_before_anything_starts(more, err
     root = "" if "root" in more else f"\nroot: {tmp_path}"
 
     with pytest.raises((UsageError, ConfigError), match=error):
-        magics.run_body(MINIMAL + more + root, {"rows": []})
+        yaml_body.run_body(MINIMAL + more + root, {"rows": []})
 
     assert not list(tmp_path.iterdir())
 
@@ -247,9 +247,9 @@ def shell(tmp_path, monkeypatch):
 
 
 def test_versions_are_held_against_the_lower_bounds():
-    found = dict.fromkeys(magics.BOUNDS, "99.0") | {"trl": "1.9.0", "peft": None}
+    found = dict.fromkeys(doctor.BOUNDS, "99.0") | {"trl": "1.9.0", "peft": None}
 
-    lines = magics.version_lines(found)
+    lines = doctor.version_lines(found)
 
     assert "ok       torch 99.0 (needs >= 2.6)" in lines
     assert any(line.startswith("too old  trl 1.9.0") and "pip install -U" in line for line in lines)
@@ -274,7 +274,7 @@ def test_our_shim_is_known_without_importing_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rapidfire", raising=False)
 
-    assert magics.shim() == ("ok", str(tmp_path / "rapidfire.py"))
+    assert doctor.shim() == ("ok", str(tmp_path / "rapidfire.py"))
     assert "rapidfire" not in sys.modules
 
 
@@ -288,7 +288,7 @@ def test_hyperparameters_are_offered_short_where_the_name_is_clear():
         "seed": 2,
     }
 
-    offered = magics.hyperparameters(Run(1, "a", "SFT", config))
+    offered = completion.hyperparameters(Run(1, "a", "SFT", config))
 
     given = ["model_name", "model_kwargs.dropout", "r", "training_args.seed", "seed"]
     assert offered[:5] == given

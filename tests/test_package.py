@@ -26,11 +26,11 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 LAYERS = {
     "domain": "errors choices arguments config changes encoding search ops events state storage "
     "folders isolation",
-    "decisions": "scheduler monitors policies analysis",
+    "decisions": "scheduler",
     "work": "data training executors",
     "engine": "engine",
     "experiment": "fitting experiment",
-    "surface": "magics _shim __main__ ui",
+    "surface": "yaml_body verbs doctor completion magics _shim __main__ ui",
 }
 RANK = {
     name: rank for rank, names in enumerate(LAYERS.values()) for name in names.split()

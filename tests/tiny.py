@@ -1,4 +1,4 @@
-"""The tiny model, tokenizer and data shared by all tests: random weights from a fixed seed, no download."""
+"""The tiny model, tokenizer and data of all tests: random weights from a seed, no download."""
 
 import torch
 

@@ -102,9 +102,9 @@ def _read_csv(path: Path) -> "pd.DataFrame":
             f"{path} needs the columns {' and '.join(CSV_COLUMNS)}, got {list(table.columns)}; "
             "rename yours"
         )
-    table = table[list(CSV_COLUMNS)].apply(
-        lambda column: column.str.replace("\r\n", "\n").str.strip()
-    )
+    table = table[list(CSV_COLUMNS)]
+    for name in CSV_COLUMNS:
+        table[name] = table[name].str.replace("\r\n", "\n").str.strip()
     empty = table.index[(table == "").any(axis=1)].tolist()
     if empty:
         rows = ", ".join(str(row + 1) for row in empty[:5])

@@ -42,7 +42,7 @@ class ChunkPlan:
 
 
 def make_plan(rows: int, seed: int, num_chunks: int | None, chunk_size: int | None) -> ChunkPlan:
-    """Cut an epoch of `rows` rows into `num_chunks` even chunks, or into chunks of `chunk_size` rows.
+    """Cut an epoch of `rows` rows into `num_chunks` even chunks, or chunks of `chunk_size` rows.
 
     Raises:
         ConfigError: Both or neither are given, or one is no positive number, or there are no rows.

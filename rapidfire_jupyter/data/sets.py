@@ -21,8 +21,8 @@ def as_dataset(data: Any, what: str) -> Any:
 
     if isinstance(data, DatasetDict | IterableDatasetDict):
         raise DataError(
-            f"{what} is a DatasetDict with the splits {', '.join(data)}; give one of them, for example "
-            f"{what}=data[{next(iter(data), 'train')!r}]"
+            f"{what} is a DatasetDict with the splits {', '.join(data)}; give one of them, for "
+            f"example {what}=data[{next(iter(data), 'train')!r}]"
         )
     if isinstance(data, pd.DataFrame):
         data = Dataset.from_pandas(data, preserve_index=False)
@@ -32,7 +32,8 @@ def as_dataset(data: Any, what: str) -> Any:
         return data
     if not isinstance(data, Dataset):
         raise DataError(
-            f"{what} must be a datasets.Dataset, a list of dicts or a DataFrame, got {type(data).__name__}"
+            f"{what} must be a datasets.Dataset, a list of dicts or a DataFrame, "
+            f"got {type(data).__name__}"
             + (" without rows" if isinstance(data, list) and not data else "")
         )
     if len(data) == 0:
@@ -41,8 +42,11 @@ def as_dataset(data: Any, what: str) -> Any:
 
 
 def fingerprint(data: Any) -> str:
-    """A digest of a data set's rows and columns, the same in every process; "stream" for a stream."""
-    import pyarrow as pa
+    """A digest of a data set's rows and columns, the same in every process.
+
+    A stream gives "stream", no data set an empty text. Any: a data set, as from `as_dataset`.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
     from datasets import Dataset
 
     if data is None:

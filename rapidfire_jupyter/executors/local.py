@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter.config import RunConfig
-from rapidfire_jupyter.training import checkpoints, models, session, trainers
+from rapidfire_jupyter.training import checkpoints, messages, models, session, trainers
 
 Emit = Callable[..., Any]  # emit(kind, run, sync=..., **data)
 
@@ -39,7 +39,7 @@ class LocalExecutor:
         keep: int,
         emit: Emit,
     ) -> None:
-        self._folder, self.data, self._keep = folder, data, keep
+        self._folder, self.data, self.keep = folder, data, keep
         self.create_model = create_model
         self._emit = emit
         self._prepared = trainers.PreparedData()
@@ -58,9 +58,9 @@ class LocalExecutor:
         """The run's own folder."""
         return self._folder / "runs" / str(run)
 
-    def open(self, order: Order, resume: checkpoints.Checkpoint | None) -> session.Report:
+    def open(self, order: Order, resume: checkpoints.Checkpoint | None) -> messages.Report:
         """Build a run's trainer from its config and, if given, its checkpoint."""
-        task = session.Task(
+        task = messages.Task(
             run_id=order.run,
             config=order.config,
             run_dir=self.run_dir(order.run),
@@ -75,7 +75,7 @@ class LocalExecutor:
         self._sessions[order.run] = opened
         return self._settle(order.run, opened.open())
 
-    def command(self, run: int, command: session.Command) -> session.Report:
+    def command(self, run: int, command: messages.Command) -> messages.Report:
         """Give a run's session a command; blocks until the run hands the baton back."""
         return self._settle(run, self._sessions[run].command(command))
 
@@ -88,20 +88,20 @@ class LocalExecutor:
             else:
                 opened.interrupt.clear()
 
-    def save(self, run: int) -> session.Report:
+    def save(self, run: int) -> messages.Report:
         """Checkpoint a parked run; it is on disk after `flush`, and then announced."""
-        report = self.command(run, session.Save())
-        if isinstance(report, session.Saved):
+        report = self.command(run, messages.Save())
+        if isinstance(report, messages.Saved):
             if report.best_step is not None:
                 self._pinned[run] = {report.best_step}
             target = self.run_dir(run) / "checkpoints" / f"checkpoint-{report.step}"
             self._accept(run, report, target, "checkpoint")
         return report
 
-    def finish(self, run: int) -> session.Report:
+    def finish(self, run: int) -> messages.Report:
         """Keep the model of a finished run in its folder `final`."""
-        report = self.command(run, session.SaveFinal())
-        if isinstance(report, session.Saved):
+        report = self.command(run, messages.SaveFinal())
+        if isinstance(report, messages.Saved):
             self._accept(run, report, self.run_dir(run) / checkpoints.FINAL, "final")
         return report
 
@@ -120,7 +120,7 @@ class LocalExecutor:
         """End a run's session; what was not saved is gone."""
         opened = self._sessions.pop(run, None)
         if opened is not None:
-            opened.command(session.Close())
+            opened.command(messages.Close())
 
     def end(self) -> None:
         """Close every session, finish writing, and let go of bases and data."""
@@ -143,19 +143,19 @@ class LocalExecutor:
         """Remove what an earlier kernel left half-written."""
         shutil.rmtree(self.run_dir(run) / checkpoints.STAGING, ignore_errors=True)
 
-    def _settle(self, run: int, report: session.Report) -> session.Report:
-        if isinstance(report, session.Failed | session.Closed):
+    def _settle(self, run: int, report: messages.Report) -> messages.Report:
+        if isinstance(report, messages.Failed | messages.Closed):
             self._sessions.pop(run, None)
         return report
 
-    def _accept(self, run: int, saved: session.Saved, target: Path, kind: str) -> None:
+    def _accept(self, run: int, saved: messages.Saved, target: Path, kind: str) -> None:
         def done(error: BaseException | None) -> None:
             if error is not None:
                 self._failed_write = error
                 return
             try:
                 self._emit(kind, run, sync=True, step=saved.step, rows=saved.rows)
-                checkpoints.prune(self.run_dir(run), self._keep, self._pinned.get(run, set()))
+                checkpoints.prune(self.run_dir(run), self.keep, self._pinned.get(run, set()))
             except OSError as failed:
                 self._failed_write = failed
 

@@ -49,10 +49,11 @@ class Checkpoint:
 
 
 def stage(trainer: Any, run_dir: Path, facts: dict[str, Any]) -> Path:
-    """Write a checkpoint of a parked trainer into the staging folder; changes nothing in the trainer.
+    """Write a checkpoint of a parked trainer into the staging folder; the trainer is unchanged.
 
     Args:
-        facts: What the session knows (`rows`, `ended`, `redo_evaluation`); kept in `trainer_extra.json`.
+        facts: What the session knows (`rows`, `ended`, `redo_evaluation`); they are kept in
+            `trainer_extra.json`.
 
     Returns:
         The staged folder, to be handed to `Writer.accept`.
@@ -179,7 +180,7 @@ def fault(folder: Path) -> str:
 
 def newest_good(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint of a run that verifies, and why newer ones were passed over."""
-    skipped = []
+    skipped: list[str] = []
     for step, folder in reversed(listed(run_dir)):
         reason = fault(folder)
         if not reason:

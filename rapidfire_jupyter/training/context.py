@@ -1,9 +1,11 @@
 """What is process-wide in a kernel and must not leak between runs, or between runs and the user.
 
 A run's thread enters its `RunContext` whenever it may compute and leaves it before it hands the
-baton over. Inside, the random streams, default dtype and matmul settings are the run's; outside they
-are the user's. Three things are made to depend on the thread, once per process, by `install`:
+baton over. Inside, the random streams, default dtype and matmul settings are the run's; outside
+they are the user's. Three things are made to depend on the thread, once per process, by `install`:
 accelerate's state dicts, tqdm bars, and where stdout, stderr and log records go.
+
+Any: states and settings as torch, numpy, accelerate and tqdm define them.
 """
 
 import logging
@@ -63,13 +65,13 @@ class RunContext:
 
 
 def rng_state() -> dict[str, Any]:
-    """States of the random generators of the process: python, numpy, torch, and CUDA if it is in use."""
+    """States of the process's random generators: python, numpy, torch, and CUDA if it is in use."""
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -83,13 +85,15 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def torch_stream_moved(before: dict[str, Any]) -> bool:
-    """Whether anything drew from python's, numpy's or torch's generators since `before`."""
+def stream_moved(before: dict[str, Any]) -> bool:
+    """Whether anything drew from the random generators of the process since `before`."""
     now = rng_state()
+    cuda = zip(now.get("cuda", ()), before.get("cuda", ()), strict=False)
     return (
         not torch.equal(now["torch"], before["torch"])
         or now["python"] != before["python"]
         or not all(np.array_equal(a, b) for a, b in zip(now["numpy"], before["numpy"], strict=True))
+        or not all(torch.equal(a, b) for a, b in cuda)
     )
 
 
@@ -168,7 +172,7 @@ def _install_accelerate() -> None:
 
 
 def _install_tqdm() -> None:
-    """Bars of run threads are off; datasets and transformers would draw them under a user's cell."""
+    """Turn off bars of run threads; datasets and transformers would draw them under a user's cell."""
     import tqdm.std
 
     original = tqdm.std.tqdm.__init__

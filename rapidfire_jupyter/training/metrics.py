@@ -1,6 +1,8 @@
-"""Metric values on their way into the log: what cannot be stored never reaches a checkpoint."""
+"""Metric values on their way into the log: what cannot be stored never reaches a checkpoint.
 
-import math
+Any: whatever a user's compute_metrics or a trainer gives as a metric.
+"""
+
 import numbers
 import traceback
 from collections.abc import Callable
@@ -25,12 +27,14 @@ def safe_compute_metrics(
             result = function(*args, **kwargs)
         except Exception as error:
             warn(
-                f"compute_metrics raised {error!r}; this evaluation has no metrics of it\n{traceback.format_exc()}"
+                f"compute_metrics raised {error!r}; this evaluation has no metrics of it\n"
+                f"{traceback.format_exc()}"
             )
             return {}
         if not isinstance(result, dict):
             warn(
-                f"compute_metrics must return a dict of numbers, got {type(result).__name__}; ignored"
+                f"compute_metrics must return a dict of numbers, got {type(result).__name__}; "
+                "ignored"
             )
             return {}
 
@@ -57,7 +61,7 @@ def clean_row(row: dict[str, Any], warn: Warn) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> float | int | None:
-    """A plain number for a number of python, numpy or torch (one element); None for anything else."""
+    """A plain number for one of python, numpy or torch (of one element); None for anything else."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, numbers.Integral):
@@ -72,4 +76,4 @@ def as_number(value: Any) -> float | int | None:
 
 def _elements(value: Any) -> int:
     size = value.numel() if hasattr(value, "numel") else value.size
-    return int(size) if isinstance(size, numbers.Real) and math.isfinite(size) else 0
+    return int(size) if isinstance(size, numbers.Integral) else 0

@@ -126,7 +126,7 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any) -> tuple[Any, Any]
 
 
 def fingerprint(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """What tells whether a base was touched: storage, version, dtype, and a strided sum of each tensor."""
+    """What tells whether a base was touched: each tensor's storage, version, dtype and strided sum."""
     return {name: _tensor_print(p) for name, p in model.named_parameters()}
 
 
@@ -139,8 +139,8 @@ def check_untouched(base: Base) -> None:
     for name, now in fingerprint(base.model).items():
         if base.print[name] != now:
             raise RapidFireError(
-                f"shared base weight {name!r} was changed (an initialisation or callback wrote into "
-                "it); give this run its own base with a create_model_fn that reads another value"
+                f"shared base weight {name!r} was changed (an initialisation or callback wrote "
+                "into it); give this run its own base with a create_model_fn that reads another value"
             )
 
 
@@ -178,7 +178,8 @@ def check_adapter_reaches(model: Any) -> None:
 def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Load `model_name` from the hub, a local folder, or a GGUF file.
 
-    `model_kwargs` go to `AutoModelForCausalLM.from_pretrained`, `tokenizer_kwargs` to the tokenizer's.
+    `model_kwargs` go to `AutoModelForCausalLM.from_pretrained`, `tokenizer_kwargs` to that of the
+    tokenizer.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

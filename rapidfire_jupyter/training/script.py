@@ -19,7 +19,7 @@ from rapidfire_jupyter.training import models, trainers
 
 _ORDER = '''
 class PlanOrder(torch.utils.data.Sampler):
-    """The rows in the experiment's order: a seeded permutation per epoch, of the rows that are kept."""
+    """The kept rows in the experiment's order: a seeded permutation of all rows for each epoch."""
 
     def __init__(self, kept, rows, seed):
         self.index = {row: i for i, row in enumerate(kept)}
@@ -105,7 +105,8 @@ def plain_trl(
             body.append(f"eval_dataset = eval_dataset.map({name}{drop.replace('train_', 'eval_')})")
     if ordered:
         body.append(
-            f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", list(range(len(train_dataset))))'
+            f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", '
+            "list(range(len(train_dataset))))"
         )
     keywords = _keywords(writer, config, data)
     given = trainers.given_args(config)
@@ -164,7 +165,7 @@ class _Writer:
             self.imports.append(line)
 
     def name_of(self, thing: Any) -> str:
-        """Make a function or class usable in the script, and give the name to use. Any: a callable."""
+        """Make a function or class usable in the script, and give its name there. Any: a callable."""
         if id(thing) in self._names:
             return self._names[id(thing)]
         name = getattr(thing, "__name__", type(thing).__name__)
@@ -199,10 +200,10 @@ class _Writer:
         if isinstance(value, list | tuple):
             inner = ", ".join(self.value(v) for v in value)
             return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
         if isinstance(value, str | int | float | bool | type(None) | bytes):
-            return (
-                f'float("{value}")' if value != value or value in (float("inf"),) else repr(value)
-            )
+            return repr(value)
         if hasattr(value, "value") and isinstance(value.value, str):  # an enum of transformers
             return repr(value.value)
         return self.name_of(value) if callable(value) else repr(value)

@@ -272,6 +272,20 @@ def make_schedule(
     return Schedule(total, per_epoch, rows_per_step, tuple(ends), aligned, multiple, dropped)
 
 
+def wind_on_sampler(trainer: Any, epochs: int) -> None:
+    """Bring GRPO's sampler, whose generator no checkpoint holds, to where it is after some epochs."""
+    sampler_of = trainer._get_train_sampler
+
+    def wound_on(dataset: Any = None) -> Any:
+        sampler = sampler_of(dataset)
+        for _ in range(epochs):
+            for _ in sampler:
+                pass
+        return sampler
+
+    trainer._get_train_sampler = wound_on
+
+
 def _is_factory(callback: Any) -> bool:
     return callable(callback) and not hasattr(callback, "on_train_begin")
 

@@ -1,8 +1,11 @@
 """Warm clones: a parent's checkpoint, rewritten for the clone's config.
 
 Plain Hugging Face resume would restore the parent's learning rate, weight decay and logging
-intervals, and put a changed batch size on the wrong rows. So the checkpoint itself is rewritten once,
-and the clone then resumes from it like any run. With nothing changed it is the parent's, bit for bit.
+intervals, and put a changed batch size on the wrong rows. So the checkpoint itself is rewritten
+once, and the clone then resumes from it like any run. With nothing changed it is the parent's, bit
+for bit.
+
+Any: values of configs, trainers, and what they wrote into a checkpoint.
 """
 
 import json
@@ -125,7 +128,10 @@ def _position(step: int, extra: Mapping[str, Any], schedule: Schedule) -> tuple[
     new = step // per_epoch * schedule.steps_per_epoch + within
     new -= new % schedule.multiple
     twice = rows - within * schedule.rows_per_step
-    note = f"goes on from step {step} of its parent as step {new} of {schedule.rows_per_step} rows each"
+    note = (
+        f"goes on from step {step} of its parent "
+        f"as step {new} of {schedule.rows_per_step} rows each"
+    )
     return new, [f"{note}; {twice} rows are met twice" if twice > 0 else note]
 
 
@@ -133,8 +139,8 @@ def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]
     """Fit the parent's adapter to the clone's shapes, keeping the function it computes.
 
     Returns:
-        For each lora_B tensor whose scaling changed, by parameter name, the factor it was multiplied
-        with. Any: unused second value, the old shape.
+        For each lora_B tensor whose scaling changed, by parameter name, the factor it was
+        multiplied with. Any: unused second value, the old shape.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import load_file, save_file
@@ -184,7 +190,7 @@ def _rewrite_optimizer(
     extra: dict[str, Any],
     factors: Mapping[str, tuple[float, Any]],
 ) -> None:
-    """The clone's own hyperparameters, the parent's moments by parameter name, the clone's schedule.
+    """Join the clone's hyperparameters and schedule with the parent's moments, by parameter name.
 
     The schedule's rule: at each step the learning rate is what the clone's own schedule, over the
     clone's own total steps, prescribes for that step.
@@ -228,7 +234,7 @@ def _plateau(folder: Path) -> Any:
 
 
 def _moments(state: Mapping[str, Any], shape: Any, factor: float) -> dict[str, Any]:
-    """A parameter's optimizer state in the clone's shape: padded with zeros, scaled as its gradient is."""
+    """A parameter's optimizer state in the clone's shape: zero-padded, scaled as its gradient is."""
     import torch
 
     result: dict[str, Any] = {}
@@ -281,4 +287,3 @@ def _rewrite_state(
     for name in ("_globalstep_last_logged", "_initial_global_step"):
         extra[name] += moved
     (folder / checkpoints.EXTRA).write_text(json.dumps(extra), encoding="utf-8")
-

@@ -7,11 +7,11 @@ random streams, running metrics, counters, flags, and the loaders that accelerat
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-import torch
-
-from rapidfire_jupyter.training.context import rng_state, set_rng_state
+from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
 
 _COUNTERS = (
     "_metrics",
@@ -52,26 +52,62 @@ def untouched(trainer: Any) -> Iterator[None]:
         set_rng_state(streams)
 
 
-def rehearse(trainer: Any) -> bool:
+@dataclass(frozen=True)
+class Draws:
+    """Which parts of a step used random numbers: its batch (collator, transforms), its computation."""
+
+    batch: bool
+    step: bool
+
+
+def rehearse(trainer: Any) -> Draws:
     """One forward and backward on the longest batch, without an optimizer step.
 
-    Shape, memory and collator errors come here, before anything is trained.
-
-    Returns:
-        Whether the step drew from the random streams (dropout, sampling).
+    Shape, memory and collator errors come here, before anything is trained. Any: a TRL trainer.
     """
     with untouched(trainer):
-        before = rng_state()
+        start = rng_state()
         batch = _longest_batch(trainer)
         batches, items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+        from_batch = stream_moved(start)
+        fetched = rng_state()
         trainer.current_gradient_accumulation_steps = 1
         trainer.training_step(trainer.model_wrapped, batches[0], items)
-        drew = not torch.equal(torch.get_rng_state(), before["torch"])
-        if "cuda" in before:
-            now = torch.cuda.get_rng_state_all()
-            drew = drew or not all(map(torch.equal, now, before["cuda"]))
+        from_step = stream_moved(fetched)
         trainer.model.zero_grad(set_to_none=True)
-    return drew
+    return Draws(from_batch and not hasattr(trainer, "_buffered_inputs"), from_step)
+
+
+def first_batch(trainer: Any) -> list[list[list[Any]]]:
+    """The first rows of a trainer's order, decoded, in pieces with whether a loss is computed on them.
+
+    Any: a TRL trainer; texts and flags.
+    """
+    with untouched(trainer):
+        loader = trainer.get_train_dataloader()
+        trainer.accelerator._dataloaders[:] = [
+            d for d in trainer.accelerator._dataloaders if d is not loader
+        ]
+        batch = next(iter(loader))
+    tokenizer = trainer.processing_class
+    if isinstance(batch, list):  # GRPO trains on prompts
+        return [[[str(row.get("prompt")), False]] for row in batch]
+    if "labels" not in batch:
+        rows = batch["input_ids"].tolist()
+        return [[[tokenizer.decode(row), True]] for row in rows]
+    pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+    pad = tokenizer.pad_token_id
+    return [_pieces(tokenizer, ids, labels, pad) for ids, labels in pairs]
+
+
+def _pieces(tokenizer: Any, ids: list[int], labels: list[int], pad: int) -> list[list[Any]]:
+    """Runs of learned and masked tokens, decoded; padding at the end is left out."""
+    while ids and ids[-1] == pad and labels[len(ids) - 1] == -100:
+        ids = ids[:-1]
+    pieces: list[list[Any]] = []
+    for learned, group in groupby(zip(ids, labels, strict=False), key=lambda pair: pair[1] != -100):
+        pieces.append([tokenizer.decode([token for token, _ in group]), learned])
+    return pieces
 
 
 def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, float]:

@@ -1,0 +1,107 @@
+"""Reports in plain text: how an experiment stands, and whether training has what it needs."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from rapidfire_jupyter import __version__
+from rapidfire_jupyter.experiment import Experiment
+from rapidfire_jupyter.state import ACTIVE
+
+BOUNDS = {
+    "torch": "2.6",
+    "transformers": "5.24",
+    "trl": "1.16",
+    "peft": "0.21",
+    "accelerate": "1.15",
+    "datasets": "5.2",
+}
+if sys.version_info < (3, 11):  # the last releases that take Python 3.10
+    BOUNDS.update(transformers="5.20.2", trl="1.14.2")
+
+
+def status_text(exp: Experiment) -> str:
+    """An experiment in a line, and a line for each failed run."""
+    runs = [run for run in exp.state.runs.values() if run.status != "deleted"]
+    counts = Counter(run.status for run in runs)
+    line = f"{exp.name}: {exp.status}; {len(runs)} run{'' if len(runs) == 1 else 's'}"
+    if counts:
+        line += f" ({', '.join(f'{number} {status}' for status, number in counts.items())})"
+    active = [run for run in runs if run.status in ACTIVE]
+    if active and all(run.total_steps for run in active):
+        done, total = sum(r.step for r in active), sum(r.total_steps or 0 for r in active)
+        line += f"; step {done} of {total}"
+    failed = [f"  run {run.id} failed: {run.error}" for run in runs if run.status == "failed"]
+    return "\n".join([line, *failed])
+
+
+def doctor(known: Iterable[Experiment]) -> str:
+    """A report on what training needs and how it stands. Imports torch."""
+    import torch
+
+    device = torch.accelerator.current_accelerator()
+    cuda = device is not None and device.type == "cuda"
+    name = torch.cuda.get_device_name() if cuda else str(device or "cpu")
+    free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    shims = {
+        "ok": "%load_ext rapidfire works",
+        "missing": "is not installed; use %load_ext rapidfire_jupyter",
+        "shadowed": "is another package; use %load_ext rapidfire_jupyter",
+    }
+    state, where = shim()
+    lines = [
+        f"rapidfire_jupyter {__version__}, Python {sys.version.split()[0]}",
+        *version_lines({package: _version(package) for package in BOUNDS}),
+        f"device   {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores",
+        f"disk     {free_gb:.1f} GB free in {Path.cwd()}",
+        f"shim     {state}: {shims[state]}" + (f" ({where})" if state == "shadowed" else ""),
+    ]
+    for exp in known:
+        alerts = [e.data["text"] for e in exp.events if e.kind == "alert" and "text" in e.data]
+        lines += [status_text(exp), *(f"  alert: {text}" for text in alerts[-3:])]
+    return "\n".join(lines)
+
+
+def version_lines(found: Mapping[str, str | None]) -> list[str]:
+    """A line for each package: whether the version found is one we support.
+
+    Args:
+        found: Versions by package; None if it is not installed.
+    """
+    from packaging.version import Version
+
+    lines = []
+    for package, least in BOUNDS.items():
+        version = found.get(package)
+        good = version is not None and Version(version) >= Version(least)
+        verdict = "ok      " if good else "missing " if version is None else "too old "
+        fix = "" if good else f'; pip install -U "{package}>={least}"'
+        lines.append(f"{verdict} {package} {version or '-'} (needs >= {least}){fix}")
+    return lines
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def shim() -> tuple[Literal["ok", "missing", "shadowed"], str]:
+    """Whether the module `rapidfire` is ours, and where it is. It is not imported for that."""
+    module = sys.modules.get("rapidfire")
+    spec = getattr(module, "__spec__", None) or importlib.util.find_spec("rapidfire")
+    if spec is None:
+        return "missing", ""
+    where = spec.origin or ", ".join(spec.submodule_search_locations or ())
+    try:
+        ours = "rapidfire_jupyter.magics" in Path(where).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        ours = False
+    return "ok" if ours else "shadowed", where

@@ -1,0 +1,532 @@
+"""One run as a coroutine: a daemon thread in which one TRL trainer is built and trained.
+
+`train()` is entered once. At step boundaries the thread may hand the baton back to the engine and
+wait for a command; its iterator, optimizer, scheduler and callbacks stay live meanwhile.
+"""
+
+import io
+import json
+import queue
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import ProgressCallback, TrainerCallback, set_seed
+from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.utils.notebook import NotebookProgressCallback
+
+from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.encoding import encode
+from rapidfire_jupyter.errors import RapidFireError
+from rapidfire_jupyter.isolation import cells
+from rapidfire_jupyter.training import checkpoints, trainers, warm, watching
+from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
+from rapidfire_jupyter.training.messages import (
+    AbortEvaluation,
+    Advance,
+    Close,
+    Closed,
+    Command,
+    Failed,
+    Finished,
+    Observe,
+    Observed,
+    Parked,
+    Prepared,
+    Report,
+    Save,
+    Saved,
+    SaveFailed,
+    SaveFinal,
+    Task,
+)
+from rapidfire_jupyter.training.metrics import clean_row, safe_compute_metrics
+from rapidfire_jupyter.training.models import (
+    check_adapter_reaches,
+    check_untouched,
+    skeleton,
+)
+
+_HOOKS = (
+    "_maybe_log_save_evaluate",
+    "_run_epoch",
+    "_finalize_training",
+    "_save_checkpoint",
+    "_load_rng_state",
+)
+_SILENCED = (PrinterCallback, ProgressCallback, NotebookProgressCallback)
+
+
+class _Unwind(BaseException):
+    """Raised in a parked thread to end it."""
+
+
+class _LeaveEvaluation(BaseException):
+    """Raised inside an evaluation that is to be done again later."""
+
+
+class Coroutine:
+    """The run's end. Every method runs in the run's thread, holding the baton."""
+
+    def __init__(
+        self,
+        task: Task,
+        commands: "queue.SimpleQueue[Command]",
+        reports: "queue.SimpleQueue[Report]",
+        interrupt: threading.Event,
+    ) -> None:
+        self._task: Task | None = task
+        self._commands, self._reports, self._interrupt = commands, reports, interrupt
+        self._advance = Advance(0)
+        self._rows = task.resume.rows if task.resume else 0
+        self._resume: Path | None = task.resume.path if task.resume else task.source
+        self._extra: dict[str, Any] = checkpoints.read_extra(self._resume) if self._resume else {}
+        self._trainer: Any = None
+        self._context: Any = None
+        self._schedule: Any = None
+        self._save_wanted = False
+        self._epoch_closing = False
+        self._in_evaluation = False
+        self._streams_after_redo: dict[str, Any] | None = None
+        self._watching_evaluation = False
+        # The trainer's own methods, behind ours. Any: bound methods of TRL trainers.
+        self._step_done: Any = None
+        self._run_epoch: Any = None
+        self._finalize: Any = None
+        self._load_rng_state: Any = None
+        self._resumed_at_end = False
+        self._begun = False
+        self._cells, self._marked = cells.token(), False
+        self._start = task.resume.step if task.resume else 0
+        self._parked_in_evaluation = False
+
+    def main(self) -> None:
+        """Build, train and end; the last report says how."""
+        assert self._task is not None
+        self._task.run_dir.mkdir(parents=True, exist_ok=True)
+        with (self._task.run_dir / "train.log").open(
+            "a", encoding="utf-8", errors="replace"
+        ) as log:
+            context = self._context = RunContext(log)
+            context.enter()
+            try:
+                self._train()
+                last: Report = Closed()
+            except _Unwind:
+                last = Closed()
+            except BaseException as error:
+                last = _failure(error)
+            finally:
+                self._release()
+                context.leave()
+        self._reports.put(last)
+
+    def _train(self) -> None:
+        self._hand_over(self._build())
+        self._trainer.train(resume_from_checkpoint=str(self._resume) if self._resume else None)
+        self._hand_over(Finished(self._trainer.state.global_step))
+
+    # ---- the baton ----
+
+    def _hand_over(self, report: Report) -> None:
+        """Give the baton back and obey commands until one lets this run go on."""
+        while True:
+            self._context.leave()
+            self._reports.put(report)
+            command = self._commands.get()
+            self._context.enter()
+            self._cells = cells.token()
+            match command:
+                case Advance():
+                    self._advance = command
+                    return
+                case Save():
+                    report = self._save()
+                case SaveFinal():
+                    report = self._save_final()
+                case Observe():
+                    report = self._observe()
+                case AbortEvaluation():
+                    if self._parked_in_evaluation:
+                        raise _LeaveEvaluation
+                    report = Parked(self._step(), begun=self._begun)
+                case Close():
+                    raise _Unwind
+
+    def _boundary(self) -> None:
+        """A step is done with its log, evaluation and best metric: the place to stop at."""
+        trainer, step = self._trainer, self._trainer.state.global_step
+        ending = trainer.control.should_training_stop or step >= trainer.state.max_steps
+        if not bool(torch.isfinite(self._trainer._tr_loss)):
+            raise RapidFireError(
+                f"the loss became {float(self._trainer._tr_loss)} at step {step}; lower learning_rate, "
+                "set max_grad_norm, or look at the rows of this step"
+            )
+        if self._draws.step and cells.overlapped(self._cells) and not self._marked:
+            self._marked = True
+            self._emit(
+                "run_inexact",
+                reason=f"a cell ran beside step {step} and may have drawn from its random stream; "
+                'use isolation="cells" to prevent that',
+            )
+        self._cells = cells.token()
+        aligned = step % self._schedule.multiple == 0
+        deadline = self._advance.deadline
+        due = step >= self._advance.until or (deadline is not None and time.monotonic() >= deadline)
+        if ending or (aligned and (due or self._save_wanted or self._interrupt.is_set())):
+            wanted, self._save_wanted = self._save_wanted, False
+            self._hand_over(Parked(step, save_wanted=wanted, ending=ending))
+
+    # ---- commands ----
+
+    def _save(self) -> Report:
+        trainer, task = self._trainer, self._task
+        assert task is not None
+        facts = {
+            "rows": self._rows,
+            "config": encode(flatten(task.config)),
+            "draws": [self._draws.batch, self._draws.step],
+            "ended": bool(trainer.control.should_training_stop),
+            "max_steps": trainer.state.max_steps,
+            "steps_per_epoch": self._schedule.steps_per_epoch,
+            "rows_per_step": self._schedule.rows_per_step,
+            "redo_evaluation": self._in_evaluation,
+        }
+        try:
+            folder = checkpoints.stage(trainer, task.run_dir, facts)
+        except Exception as error:  # a full disk shows as OSError, RuntimeError or SafetensorError
+            return SaveFailed(f"{type(error).__name__}: {error}")
+        return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
+
+    def _save_final(self) -> Report:
+        assert self._task is not None
+        trainer = self._trainer
+        try:
+            folder = checkpoints.stage_final(trainer, self._task.run_dir)
+        except Exception as error:  # as in _save
+            return SaveFailed(f"{type(error).__name__}: {error}")
+        return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
+
+    def _observe(self) -> Report:
+        dataset = self._trainer.eval_dataset
+        if dataset is None or self._trainer.args.eval_strategy != "no":
+            return Observed(None, self._step())  # the trainer evaluates by itself
+        assert self._task is not None
+        wanted = self._task.data.eval_rows
+        if wanted and len(dataset) > wanted:
+            dataset = dataset.select(range(0, len(dataset), len(dataset) // wanted)).select(
+                range(wanted)
+            )
+        self._watching_evaluation = True
+        try:
+            metrics = watching.chunk_evaluation(self._trainer, dataset, _Watcher(self))
+        except _LeaveEvaluation:
+            return Observed(None, self._step())
+        finally:
+            self._watching_evaluation = False
+        self._rows += 1
+        return Observed(clean_row(metrics, self._warn), self._step())
+
+    # ---- building ----
+
+    def _build(self) -> Prepared:
+        task = self._task
+        assert task is not None
+        set_seed(task.data.seed)
+        base = task.base()
+        peft_config = trainers.peft_object(task.config)
+        compute_metrics = safe_compute_metrics(task.config.model.compute_metrics, self._warn)
+        trainer, rows = trainers.build_trainer(
+            task.config,
+            skeleton(base, task.config, peft_config),
+            base.name,
+            task.data,
+            task.prepared,
+            str(task.run_dir / checkpoints.STAGING),
+            compute_metrics,
+        )
+        self._trainer = trainer
+        with watching.untouched(trainer):
+            check_untouched(base)
+            check_adapter_reaches(trainer.model)
+        schedule = self._schedule = trainers.make_schedule(
+            trainer, task.config, task.data.plan, rows
+        )
+        self._install()
+        notes = self._adapt_checkpoint()
+        if task.config.trainer_type == "GRPO":
+            trainers.wind_on_sampler(trainer, self._start // schedule.steps_per_epoch)
+        if self._extra:
+            self._draws = watching.Draws(*self._extra.get("draws", (True, True)))
+            inexact = self._restart_reasons()
+        else:
+            self._draws, inexact = watching.rehearse(trainer), ()
+        peek = json.dumps(watching.first_batch(trainer))
+        (task.run_dir / "peek.json").write_text(peek, encoding="utf-8")
+        trained = sum(
+            p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad
+        )
+        return Prepared(schedule, self._start, base.name, 3 * trained, inexact, notes)
+
+    def _restart_reasons(self) -> tuple[str, ...]:
+        """Why a run that goes on from a checkpoint may not be exact."""
+        reasons = []
+        if self._draws.batch:
+            reasons.append("its batches are made with random numbers; a restart cannot repeat them")
+        for callback in self._trainer.callback_handler.callbacks:
+            ours = isinstance(callback, _Watcher) or type(callback).__module__.startswith(
+                "transformers."
+            )
+            if not ours and not isinstance(callback, ExportableState) and vars(callback):
+                name = type(callback).__name__
+                reasons.append(f"callback {name} has no state() and began anew at a restart")
+        return tuple(reasons)
+
+    def _adapt_checkpoint(self) -> tuple[str, ...]:
+        """Rewrite a checkpoint that was made with another config: a warm clone's, a longer run's."""
+        task = self._task
+        assert task is not None
+        made_with = self._extra.get("config")
+        if self._resume is None or made_with is None:
+            return ()
+        changes = warm.changed(made_with, encode(flatten(task.config)))
+        if task.source is None and not changes:
+            return ()
+        target = task.run_dir / checkpoints.STAGING / "adapted"
+        made = warm.rewrite(self._resume, target, self._trainer, self._schedule, changes)
+        self._resume, self._extra = made.path, checkpoints.read_extra(made.path)
+        self._start = made.step
+        return made.notes
+
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step) if self._begun else self._start
+
+    def _install(self) -> None:
+        """Put the session between the trainer and its own methods."""
+        trainer = self._trainer
+        missing = [name for name in _HOOKS if not hasattr(trainer, name)]
+        if missing:
+            raise RapidFireError(
+                f"this transformers version has no Trainer.{missing[0]}; install transformers>=5.24"
+            )
+        for callback in _SILENCED:
+            trainer.remove_callback(callback)
+        trainer.add_callback(_Watcher(self))
+        self._step_done = trainer._maybe_log_save_evaluate
+        self._run_epoch = trainer._run_epoch
+        self._load_rng_state = trainer._load_rng_state
+        self._finalize = trainer._finalize_training
+        trainer._finalize_training = self._on_finalize
+        trainer._maybe_log_save_evaluate = self._on_step_done
+        trainer._run_epoch = self._on_run_epoch
+        trainer._load_rng_state = self._on_load_rng_state
+        trainer._save_checkpoint = self._on_save_point
+        if self._task is not None and (self._task.resume or self._task.source):
+            trainer.args.eval_on_start = False
+
+    # ---- between the trainer and its methods ----
+
+    def _on_step_done(self, *args: Any, **kwargs: Any) -> None:
+        may_leave = self._epoch_closing or not self._step_closes_epoch()
+        while True:
+            streams = rng_state()
+            try:
+                with _watch_evaluation(self, may_leave):
+                    self._step_done(*args, **kwargs)
+                break
+            except _LeaveEvaluation:
+                set_rng_state(streams)
+                self._in_evaluation = True
+                try:
+                    self._hand_over(Parked(self._trainer.state.global_step))
+                finally:
+                    self._in_evaluation = False
+        if self._step_closes_epoch() and not self._epoch_closing:
+            return  # the boundary is the trainer's second call, after on_epoch_end
+        self._epoch_closing = False
+        self._boundary()
+
+    def _step_closes_epoch(self) -> bool:
+        control, step = self._trainer.control, self._trainer.state.global_step
+        stopping = control.should_training_stop or control.should_epoch_stop
+        return stopping or step % self._schedule.steps_per_epoch == 0
+
+    def _on_run_epoch(self, **kwargs: Any) -> None:
+        trainer = self._trainer
+        sampler = getattr(trainer, "rapidfire_sampler", None)
+        if sampler is not None:
+            sampler.epoch = kwargs["epoch"]
+        if self._resumed_at_end:
+            trainer.control.should_training_stop = True
+            return
+        if self._redo_evaluation() and trainer.control.should_training_stop:
+            trainer.control = trainer.callback_handler.on_epoch_end(
+                trainer.args, trainer.state, trainer.control
+            )
+            self._on_step_done(
+                trainer._tr_loss,
+                None,
+                kwargs["model"],
+                None,
+                kwargs["epoch"],
+                None,
+                kwargs["start_time"],
+            )
+            return
+        self._run_epoch(**kwargs)
+
+    def _on_finalize(self, *args: Any) -> Any:
+        self._redo_evaluation()
+        return self._finalize(*args)
+
+    def _redo_evaluation(self) -> bool:
+        """Do the evaluation that the checkpoint was taken in the middle of, if it was."""
+        if not self._extra.pop("redo_evaluation", False):
+            return False
+        assert self._resume is not None
+        trainer = self._trainer
+        self._load_rng_state(str(self._resume))
+        self._step_done(
+            trainer._tr_loss, None, trainer.model, None, trainer.state.epoch, None, time.time()
+        )
+        self._streams_after_redo = rng_state()
+        return True
+
+    def _on_load_rng_state(self, checkpoint: str | None) -> None:
+        if self._streams_after_redo is not None:
+            set_rng_state(self._streams_after_redo)
+            self._streams_after_redo = None
+        else:
+            self._load_rng_state(checkpoint)
+
+    def _on_save_point(self, model: Any, trial: Any) -> None:
+        """The user's save strategy asks for a checkpoint: it is taken at the boundary."""
+        self._save_wanted = True
+        state = self._trainer.state
+        if state.best_global_step == state.global_step:
+            state.best_model_checkpoint = self._best_path(state.best_global_step)
+
+    def _best_path(self, step: int) -> str:
+        assert self._task is not None
+        return str(self._task.run_dir / "checkpoints" / f"checkpoint-{step}")
+
+    def on_train_begin(self, trainer: Any) -> None:
+        """After a checkpoint was loaded: what its files lack."""
+        self._begun = True
+        if not self._extra:
+            return
+        state, extra = trainer.state, self._extra
+        checkpoints.restore_extra(trainer, extra)
+        if state.best_global_step:
+            path = Path(self._best_path(state.best_global_step))
+            state.best_model_checkpoint = str(path) if path.is_dir() else None
+        ended = extra.get("ended", False) and extra.get("max_steps") == state.max_steps
+        self._resumed_at_end = ended or state.global_step >= state.max_steps
+        if self._advance.until <= state.global_step:
+            self._hand_over(Parked(state.global_step))
+
+    def on_log(self, row: dict[str, Any]) -> None:
+        """Each row of the trainer's log becomes an event."""
+        self._rows += 1
+        self._emit("logged", row=clean_row(row, self._warn), source="trainer")
+
+    def on_prediction_step(self) -> None:
+        """Between two batches of an evaluation: let the engine do what it was asked."""
+        if self._interrupt.is_set() and self._watching_evaluation:
+            self._parked_in_evaluation = True
+            try:
+                self._hand_over(Parked(self._step(), in_evaluation=True))
+            finally:
+                self._parked_in_evaluation = False
+
+    def wants_chunk(self, kind: str, step: int) -> bool:
+        """Whether a strategy "chunk" puts an evaluation or a save at this step."""
+        assert self._task is not None
+        given = trainers.given_args(self._task.config).get(f"{kind}_strategy")
+        return given == "chunk" and step in self._schedule.chunk_ends
+
+    def _emit(self, kind: str, **data: Any) -> None:
+        assert self._task is not None
+        self._task.emit(kind, **data)
+
+    def _warn(self, text: str) -> None:
+        self._emit("alert", text=text)
+
+    def _release(self) -> None:
+        """Let go of everything, so that nothing of the run outlives its thread."""
+        trainer = self._trainer
+        self._trainer = self._task = None
+        self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
+        if trainer is not None:
+            handle = getattr(trainer, "neftune_hook_handle", None)
+            if handle is not None:
+                handle.remove()
+            trainer.accelerator.gradient_state.dataloader_references = [None]
+            trainer.accelerator._models.clear()
+            trainer.__dict__.clear()
+        self._context.accelerate_state.clear()
+
+
+class _Watcher(TrainerCallback):
+    """Tells the session what happens in the trainer; has no say but for "chunk" strategies."""
+
+    def __init__(self, coroutine: Coroutine) -> None:
+        self._coroutine = coroutine
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._coroutine.on_train_begin(self._coroutine._trainer)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._coroutine.wants_chunk("eval", state.global_step):
+            control.should_evaluate = True
+        if self._coroutine.wants_chunk("save", state.global_step):
+            control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._coroutine._epoch_closing = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._coroutine.on_log(state.log_history[-1])
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._coroutine.on_prediction_step()
+
+
+class _watch_evaluation:  # noqa: N801 - reads as a statement
+    """While inside, an evaluation of the trainer may be parked in, and left."""
+
+    def __init__(self, coroutine: Coroutine, may_leave: bool) -> None:
+        self._coroutine = coroutine
+        self._may_leave = may_leave
+
+    def __enter__(self) -> None:
+        trainer = self._coroutine._trainer
+        self._coroutine._watching_evaluation = self._may_leave
+        state = trainer.accelerator.gradient_state
+        self._loaders = list(state.dataloader_references)
+        self._training = trainer.model.training
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._coroutine._watching_evaluation = False
+        if kind is not None and issubclass(kind, _LeaveEvaluation):
+            trainer = self._coroutine._trainer
+            state = trainer.accelerator.gradient_state
+            state.dataloader_references = self._loaders
+            trainer.model.train(self._training)
+            metrics = getattr(trainer, "_metrics", None)
+            if metrics is not None:
+                metrics["eval"].clear()
+
+
+def _failure(error: BaseException) -> Failed:
+    text = io.StringIO()
+    traceback.print_exception(error, file=text)
+    traceback.clear_frames(error.__traceback__)
+    message = str(error).strip() or type(error).__name__
+    first = message.splitlines()[0]
+    storage = isinstance(error, OSError) and error.errno in checkpoints.DISK_ERRORS
+    line = first if isinstance(error, RapidFireError) else f"{type(error).__name__}: {first}"
+    return Failed(line, text.getvalue(), storage)

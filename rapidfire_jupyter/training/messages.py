@@ -1,0 +1,151 @@
+"""What the engine and a run's thread say to each other: commands in, reports out, all plain data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.training import checkpoints, trainers
+from rapidfire_jupyter.training.models import Base
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a session needs to know of its run.
+
+    Attributes:
+        base: Gives the run's base model; called in the run's thread, seeded with the fit's seed.
+        resume: A good checkpoint to go on from, or None.
+        source: A parent's checkpoint that a warm clone starts from.
+        emit: Appends an event: `emit(kind, **data)`. Called in the run's thread.
+    """
+
+    run_id: int
+    config: RunConfig
+    run_dir: Path
+    data: trainers.FitData
+    prepared: trainers.PreparedData
+    base: Callable[[], Base]
+    resume: checkpoints.Checkpoint | None
+    source: Path | None
+    emit: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Train until a boundary at or after step `until`, or `deadline` (monotonic seconds), or a save."""
+
+    until: int
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write a checkpoint into the run's staging folder."""
+
+
+@dataclass(frozen=True)
+class SaveFinal:
+    """Write the finished model into the run's staging folder."""
+
+
+@dataclass(frozen=True)
+class Observe:
+    """Evaluate at a chunk end, changing nothing."""
+
+
+@dataclass(frozen=True)
+class AbortEvaluation:
+    """Leave the evaluation that the run is parked in; it will be done again."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """Unwind and end the thread, changing nothing more."""
+
+
+Command = Advance | Save | SaveFinal | Observe | AbortEvaluation | Close
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The trainer is built and rehearsed; training would go on from `step`.
+
+    Attributes:
+        disk_bytes: Size of one checkpoint, estimated.
+        notes: What the user should know of how it starts.
+    """
+
+    schedule: trainers.Schedule
+    step: int
+    base: str
+    disk_bytes: int
+    inexact: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parked:
+    """At a boundary, or inside an evaluation.
+
+    Attributes:
+        save_wanted: The user's save strategy asks for a checkpoint here.
+        ending: This was the last step.
+        begun: `train()` has been entered in this session; before that there is nothing to save.
+    """
+
+    step: int
+    in_evaluation: bool = False
+    save_wanted: bool = False
+    ending: bool = False
+    begun: bool = True
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A folder was staged at `step`, after `rows` logged rows; `best_step` must be kept too."""
+
+    folder: Path
+    step: int
+    rows: int
+    best_step: int | None
+
+
+@dataclass(frozen=True)
+class SaveFailed:
+    """A checkpoint could not be written; the run itself is as it was."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Metrics of a chunk evaluation at `step`; None if it was left early."""
+
+    metrics: dict[str, float] | None
+    step: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """`train()` returned at `step`; the thread waits for SaveFinal and Close."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run raised. `error` is one line, `trace` the whole traceback as text."""
+
+    error: str
+    trace: str
+    storage: bool
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The thread has ended at the engine's wish."""
+
+
+Report = Prepared | Parked | Saved | SaveFailed | Observed | Finished | Failed | Closed
