@@ -141,12 +141,15 @@ def _masked(value: Any) -> Any:  # Any: hyperparameter values
     return value
 
 
-def _restore(cls: type[Recorded], given: dict[str, Any]) -> Recorded:
+def _restore(cls: type[Recorded], given: dict[str, Any]) -> Recorded:  # Any: as it was given
     return cls(**given)
 
 
 def _checked(cls: type[Recorded], given: Mapping[str, object]) -> dict[str, Any]:
-    """Arguments under their present names, each value checked. Warns if a name was translated."""
+    """Arguments under their present names, each value checked. Warns if a name was translated.
+
+    Any: hyperparameter values.
+    """
     known = cls.arguments()
     if "warmup_ratio" in given and "warmup_steps" in given:
         raise ConfigError(

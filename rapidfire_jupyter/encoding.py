@@ -1,4 +1,7 @@
-"""Config values as JSON holds them: written, read back, and compared."""
+"""Config values as JSON holds them: written, read back, and compared.
+
+Any: hyperparameter values, which may be any object, and what JSON holds.
+"""
 
 import dataclasses
 import enum

@@ -67,7 +67,7 @@ class EventLog:
     def append(
         self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any
     ) -> Event:
-        """Append an event and tell the listeners.
+        """Append an event and tell the listeners. Any: JSON values.
 
         Args:
             sync: Wait until the disk has it (checkpoints and ops do).
@@ -197,7 +197,7 @@ def read(path: Path) -> tuple[list[Event], int]:
     return events, good_bytes
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: Any) -> Any:  # Any: JSON values
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, Mapping):
@@ -207,5 +207,5 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _restore(row: dict[str, Any]) -> dict[str, Any]:
+def _restore(row: dict[str, Any]) -> dict[str, Any]:  # Any: JSON values
     return {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}

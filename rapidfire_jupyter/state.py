@@ -35,7 +35,7 @@ class Run:
     status: Status = "queued"
     parent: int | None = None
     warm: bool = False
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON values
     clone_step: int | None = None
     weight: float = 1.0
     step: int = 0
@@ -82,7 +82,7 @@ def apply(state: State, event: Event) -> State:
     return _with_run(state, replace(state.runs[event.run], **changes)) if changes else state
 
 
-def _run_changes(run: Run, event: Event) -> dict[str, Any]:
+def _run_changes(run: Run, event: Event) -> dict[str, Any]:  # Any: values of Run's fields
     data = event.data
     if event.kind == "run_prepared":
         return {

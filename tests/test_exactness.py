@@ -122,7 +122,11 @@ def test_dpo_and_grpo_beside_each_other_equal_plain_trl(experiment, tmp_path):
 def test_evaluation_best_model_and_early_stopping_equal_plain_trl(experiment, tmp_path):
     from transformers import EarlyStoppingCallback
 
-    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "num_train_epochs": 3}
+    best = {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+        "num_train_epochs": 3,
+    }
     stopping = {"model": {"callbacks": [EarlyStoppingCallback(early_stopping_patience=1)]}}
     exp = experiment()
 

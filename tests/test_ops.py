@@ -41,7 +41,10 @@ def test_a_run_stopped_and_resumed_at_an_odd_moment_equals_plain_trl(experiment,
     stopped = at(exp, 2, 5, lambda: exp.stop(2))
 
     exp.run_fit(
-        [config(num_train_epochs=2, gradient_accumulation_steps=2, logging_steps=n) for n in (3, 1, 10)],
+        [
+            config(num_train_epochs=2, gradient_accumulation_steps=2, logging_steps=n)
+            for n in (3, 1, 10)
+        ],
         tiny.create_model,
         tiny.sft_rows(21),
         num_chunks=4,
@@ -68,9 +71,16 @@ def test_a_stop_during_an_evaluation_acts_at_the_next_batch_and_the_evaluation_i
             if state.global_step == 4 and not handles:
                 handles.append(exp.stop(1))
 
-    args = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 2, "num_train_epochs": 2}
+    args = {
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "per_device_eval_batch_size": 2,
+        "num_train_epochs": 2,
+    }
     first = config(**args).copy(callbacks=[StopInEvaluation])
-    exp.run_fit([first, config(**args)], tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(40)[30:])
+    exp.run_fit(
+        [first, config(**args)], tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(40)[30:]
+    )
     exp.wait()
     stopped = exp.run(1)
 
@@ -85,7 +95,9 @@ def test_a_warm_clone_without_changes_is_the_parents_continuation(experiment):
     exp = experiment()
     cloned = at(exp, 1, 4, lambda: exp.clone(1, {}, warm=True))
 
-    exp.run_fit(config(num_train_epochs=2), tiny.create_model, tiny.sft_rows(12), num_chunks=2, block=True)
+    exp.run_fit(
+        config(num_train_epochs=2), tiny.create_model, tiny.sft_rows(12), num_chunks=2, block=True
+    )
     cloned[0].wait(30)
     exp.wait()
 
@@ -100,7 +112,9 @@ def test_a_warm_clone_of_a_dpo_run_keeps_the_parents_reference(experiment):
     dpo = RFModelConfig(
         "tiny",
         peft_config=RFLoraConfig(r=4, target_modules=["q_proj"]),
-        training_args=RFDPOConfig(learning_rate=1e-2, per_device_train_batch_size=2, logging_steps=1),
+        training_args=RFDPOConfig(
+            learning_rate=1e-2, per_device_train_batch_size=2, logging_steps=1
+        ),
     )
     cloned = at(exp, 1, 3, lambda: exp.clone(1, {}, warm=True))
 
@@ -137,7 +151,9 @@ def test_a_warm_clone_with_a_larger_rank_computes_the_same_function(experiment):
     changes = {"r": 8, "target_modules": ["q_proj", "v_proj"]}
     cloned = at(exp, 1, 4, lambda: exp.clone(1, changes, warm=True))
 
-    exp.run_fit(config(num_train_epochs=2), tiny.create_model, tiny.sft_rows(12), num_chunks=2, block=True)
+    exp.run_fit(
+        config(num_train_epochs=2), tiny.create_model, tiny.sft_rows(12), num_chunks=2, block=True
+    )
     cloned[0].wait(30)
     exp.wait()
     source = load_file(str(exp.run(2).folder / "source" / "adapter_model.safetensors"))
@@ -154,7 +170,9 @@ def test_a_warm_clone_with_another_batch_size_goes_on_at_the_same_rows(experimen
     exp = experiment()
     cloned = at(exp, 1, 5, lambda: exp.clone(1, {"per_device_train_batch_size": 4}, warm=True))
 
-    exp.run_fit(config(num_train_epochs=2), tiny.create_model, tiny.sft_rows(16), num_chunks=2, block=True)
+    exp.run_fit(
+        config(num_train_epochs=2), tiny.create_model, tiny.sft_rows(16), num_chunks=2, block=True
+    )
     cloned[0].wait(30)
     exp.wait()
     clone = exp.run(2)
@@ -211,7 +229,9 @@ def test_the_same_clone_twice_is_the_same_run_unless_again(experiment):
 
 def test_a_finished_run_resumed_with_more_epochs_goes_on_along_the_longer_schedule(experiment):
     exp = experiment()
-    exp.run_fit(config(num_train_epochs=1), tiny.create_model, tiny.sft_rows(8), num_chunks=2, block=True)
+    exp.run_fit(
+        config(num_train_epochs=1), tiny.create_model, tiny.sft_rows(8), num_chunks=2, block=True
+    )
 
     with pytest.raises(OpError, match="num_train_epochs="):
         exp.resume(1).wait(30)
@@ -229,7 +249,9 @@ def test_a_boosted_run_gets_its_share_of_slices(experiment):
     exp.pause_all()
     boosted = at(exp, 1, 0, lambda: exp.boost(1, 3), kind="run_prepared")
 
-    exp.run_fit([config(), config(seed=1)], tiny.create_model, tiny.sft_rows(24), num_chunks=12, block=True)
+    exp.run_fit(
+        [config(), config(seed=1)], tiny.create_model, tiny.sft_rows(24), num_chunks=12, block=True
+    )
 
     assert boosted[0].status == "applied"
     order = [e.run for e in exp.events if e.kind == "slice_started"]
@@ -243,7 +265,9 @@ def test_pause_all_stops_training_and_resume_all_goes_on(experiment):
     exp.run_fit(config(), tiny.create_model, tiny.sft_rows(12), num_chunks=2)
     with pytest.raises(TimeoutError):
         exp.wait(3)
-    assert paused[0].status == "applied" and exp.status == "paused" and exp.run(1).status == "paused"
+    assert (
+        paused[0].status == "applied" and exp.status == "paused" and exp.run(1).status == "paused"
+    )
     step = exp.run(1).facts.step
     exp.resume_all().wait(30)
     exp.wait(60)

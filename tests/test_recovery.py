@@ -23,7 +23,9 @@ def configs():
     lora = RFLoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj"])
     args = {"per_device_train_batch_size": 2, "logging_steps": 3, "num_train_epochs": 2}
     return [
-        RFModelConfig("tiny", peft_config=lora, training_args=RFSFTConfig(learning_rate=lr, **args), **more)
+        RFModelConfig(
+            "tiny", peft_config=lora, training_args=RFSFTConfig(learning_rate=lr, **args), **more
+        )
         for lr, more in ((1e-2, {}), (1e-3, {"model_kwargs": {"dropout": 0.1}}))
     ]
 
@@ -31,7 +33,9 @@ def configs():
 def cells(root, end=True):
     """The notebook: training, a warm clone, waiting."""
     exp = Experiment("exp", root=root)
-    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3)
+    exp.run_fit(
+        configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3
+    )
     exp.run(1).wait(120)
     exp.clone(1, {"learning_rate": 2e-3, "num_train_epochs": 3}, warm=True).wait(60)
     exp.wait(120)
@@ -47,23 +51,20 @@ def _child(root, path, point, count, power_loss):
     torch.set_num_threads(1)
     from rapidfire_jupyter import storage
 
-    seen = [0]
-    unsynced: set[Path] = set()
+    seen = 0
+    synced: dict[int, int] = {}  # inode -> size in bytes that the disk is known to have
 
     def watch(here, target):
-        what, _, when = here.partition(":")
-        if when == "after":
-            if what in ("append", "write"):
-                unsynced.add(target)
-            elif what == "fsync":
-                unsynced.discard(target)
-        if here == point or point == "any":
-            seen[0] += 1
-            if seen[0] == count:
+        nonlocal seen
+        if here == "fsync:after" and target.is_file():
+            synced[target.stat().st_ino] = target.stat().st_size
+        if point in (here, "any"):
+            seen += 1
+            if seen == count:
                 if power_loss:
-                    for lost in unsynced:
-                        if lost.is_file() and lost.name != "events.jsonl":
-                            os.truncate(lost, 0)
+                    for file in Path(root).rglob("*"):
+                        if file.is_file():
+                            os.truncate(file, synced.get(file.stat().st_ino, 0))
                 Path(root, "reached").write_text(here)
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -97,12 +98,16 @@ def assert_as_whole(exp, whole):
         assert steps == [(row["step"], *sorted(row)) for row in rows]
 
 
-POINTS = [f"{what}:{when}" for what in ("append", "fsync", "rename", "write") for when in ("before", "after")]
+POINTS = [
+    f"{what}:{when}"
+    for what in ("append", "fsync", "rename", "write")
+    for when in ("before", "after")
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("count", [3, 9, 21])
+@pytest.mark.parametrize("count", [3, 7, 12])
 def test_killed_at_each_point_the_same_cells_end_the_same(tmp_path, whole, point, count):
     reached = kill_at(tmp_path, point, count)
 
@@ -125,7 +130,9 @@ def test_after_a_power_loss_unsynced_files_are_passed_over(tmp_path, whole, coun
     exp.end()
 
 
-def test_killed_once_the_same_cells_end_the_same_and_a_second_recovery_changes_nothing(tmp_path, whole):
+def test_killed_once_the_same_cells_end_the_same_and_a_second_recovery_changes_nothing(
+    tmp_path, whole
+):
     assert kill_at(tmp_path, "rename:after", 8)
 
     exp = cells(tmp_path)
@@ -139,8 +146,15 @@ def test_killed_once_the_same_cells_end_the_same_and_a_second_recovery_changes_n
     again.end()
 
 
-FILES = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "adapter_model.safetensors",
-         "trainer_extra.json", checkpoints.MANIFEST]  # fmt: skip
+FILES = [
+    "trainer_state.json",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "adapter_model.safetensors",
+    "trainer_extra.json",
+    checkpoints.MANIFEST,
+]
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path, whole):
@@ -180,8 +194,14 @@ def _full_disk(root, path, limit):
 
     torch.set_num_threads(1)
     exp = Experiment("exp", root=root)
-    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3)
-    exp._log.subscribe(lambda e: e.kind == "slice_ended" and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    exp.run_fit(
+        configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3
+    )
+    exp._log.subscribe(
+        lambda e: (
+            e.kind == "slice_ended" and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        )
+    )
     try:
         exp.wait(120)
     except Exception as error:

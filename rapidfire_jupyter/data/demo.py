@@ -93,7 +93,7 @@ def _read_csv(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        table: pd.DataFrame = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}; check the path") from error
     missing = [name for name in CSV_COLUMNS if name not in table.columns]

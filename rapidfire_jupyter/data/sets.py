@@ -46,7 +46,7 @@ def fingerprint(data: Any) -> str:
 
     A stream gives "stream", no data set an empty text. Any: a data set, as from `as_dataset`.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     from datasets import Dataset
 
     if data is None:

@@ -3,6 +3,8 @@
 A run's thread writes a checkpoint with the trainer's own code into a staging folder at a boundary.
 One writer thread then digests, fsyncs and renames it into place while the next run trains. The
 manifest with the digests is written last: a folder without a manifest that fits is no checkpoint.
+
+Any: trainers, and the states that they and torch give.
 """
 
 import errno

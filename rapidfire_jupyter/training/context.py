@@ -172,12 +172,12 @@ def _install_accelerate() -> None:
 
 
 def _install_tqdm() -> None:
-    """Turn off bars of run threads; datasets and transformers would draw them under a user's cell."""
+    """Turn bars of run threads off; datasets and transformers would draw them in a user's cell."""
     import tqdm.std
 
     original = tqdm.std.tqdm.__init__
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces tqdm's
         if current() is not None:
             kwargs["disable"] = True
         original(self, *args, **kwargs)

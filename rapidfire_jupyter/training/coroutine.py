@@ -5,7 +5,6 @@ wait for a command; its iterator, optimizer, scheduler and callbacks stay live m
 """
 
 import io
-import json
 import queue
 import threading
 import time
@@ -18,6 +17,7 @@ from transformers import ProgressCallback, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.utils.notebook import NotebookProgressCallback
 
+from rapidfire_jupyter import storage
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
@@ -264,8 +264,7 @@ class Coroutine:
             inexact = self._restart_reasons()
         else:
             self._draws, inexact = watching.rehearse(trainer), ()
-        peek = json.dumps(watching.first_batch(trainer))
-        (task.run_dir / "peek.json").write_text(peek, encoding="utf-8")
+        storage.write_json(task.run_dir / "peek.json", watching.first_batch(trainer))
         trained = sum(
             p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad
         )

@@ -2,6 +2,8 @@
 
 A skeleton is a module tree of its own over the SAME storage as the base: config, hooks and adapter
 belong to one run, frozen weights exist once. Tensors that a run trains or rewrites are copied.
+
+Any: models, tokenizers and PEFT configs, which share no type, and hyperparameter values.
 """
 
 import copy
@@ -126,7 +128,7 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any) -> tuple[Any, Any]
 
 
 def fingerprint(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """What tells whether a base was touched: each tensor's storage, version, dtype and strided sum."""
+    """What tells whether a base was touched: storage, version, dtype and strided sum by tensor."""
     return {name: _tensor_print(p) for name, p in model.named_parameters()}
 
 
@@ -140,7 +142,8 @@ def check_untouched(base: Base) -> None:
         if base.print[name] != now:
             raise RapidFireError(
                 f"shared base weight {name!r} was changed (an initialisation or callback wrote "
-                "into it); give this run its own base with a create_model_fn that reads another value"
+                "into it); give this run its own base with a create_model_fn that reads another "
+                "value"
             )
 
 

@@ -3,9 +3,12 @@
 It carries the user's functions as source, with the globals they use, and reads the data sets from a
 copy beside it. Functions that cannot be written out (built in a loop, bound to live objects) are
 imported from their module where they have one, and named in a comment where they have none.
+
+Any: the user's functions and callbacks, and values of configs.
 """
 
 import inspect
+import math
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -165,7 +168,7 @@ class _Writer:
             self.imports.append(line)
 
     def name_of(self, thing: Any) -> str:
-        """Make a function or class usable in the script, and give its name there. Any: a callable."""
+        """Make a function or class usable in the script, and give its name. Any: a callable."""
         if id(thing) in self._names:
             return self._names[id(thing)]
         name = getattr(thing, "__name__", type(thing).__name__)

@@ -234,7 +234,7 @@ def _plateau(folder: Path) -> Any:
 
 
 def _moments(state: Mapping[str, Any], shape: Any, factor: float) -> dict[str, Any]:
-    """A parameter's optimizer state in the clone's shape: zero-padded, scaled as its gradient is."""
+    """A parameter's optimizer state in the clone's shape: zero-padded, scaled as its gradient."""
     import torch
 
     result: dict[str, Any] = {}
