@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CSV",
         help="a file with the columns instruction and response; default: the demo data",
     )
-    demo.add_argument("--rows", type=int, default=96, help="rows to train on (default: 96)")
+    demo.add_argument("--rows", type=int, default=64, help="rows to train on (default: 64)")
     demo.add_argument(
         "--runs", type=int, choices=(1, 2, 4), default=4, help="how many configs (default: 4)"
     )

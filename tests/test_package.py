@@ -381,7 +381,7 @@ def test_quickstart_is_stored_without_outputs():
 def test_quickstart_runs(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:
-        cell.source = cell.source.replace("ROWS = 96\n", "ROWS = 16\n")
+        cell.source = cell.source.replace("ROWS = 64\n", "ROWS = 16\n")
 
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
