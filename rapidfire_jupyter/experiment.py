@@ -1,12 +1,12 @@
 """What the user holds: an experiment, its runs, and the ops on them.
 
-`Experiment` opens a folder and shows what happened there; `run_fit` checks everything a user gave and
-hands the training to the process's engine. Nothing here waits for training unless asked to.
+`Experiment` opens a folder and shows what happened there; `run_fit` checks everything a user gave
+and hands the training to the process's engine. Nothing here waits for training unless asked to.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,12 +14,13 @@ from rapidfire_jupyter import folders, state
 from rapidfire_jupyter.errors import ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
-from rapidfire_jupyter.state import ACTIVE, Run, State
+from rapidfire_jupyter.runs import RunTable, RunView
+from rapidfire_jupyter.state import ACTIVE, State
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rapidfire_jupyter.engine import Fit
+    from rapidfire_jupyter.fit import Fit
 
 _open: dict[Path, "Experiment"] = {}
 _open_lock = threading.Lock()
@@ -110,7 +111,7 @@ class Experiment:
             slice_seconds: Seconds of a slice; default is one chunk.
             checkpoint_seconds: Longest training that a crash may lose, if a chunk is longer.
             keep_checkpoints: Newest checkpoints kept of each run, besides its best one.
-            eval_rows: Rows of eval_dataset that are evaluated at chunk ends, evenly picked; 0 for all.
+            eval_rows: Rows of eval_dataset evaluated at chunk ends, evenly picked; 0 for all.
             isolation: "mark" goes on while cells run and marks a run in `run.exact` if a cell may
                 have drawn from its random stream; "cells" pauses while a cell runs (at most 2 s).
             weight: Share of training time among experiments of this kernel.
@@ -119,7 +120,8 @@ class Experiment:
         Raises:
             ConfigError: A configuration cannot be trained.
             DataError: A data set cannot be trained on.
-            ExperimentError: This experiment has other configurations or data, or another kernel owns it.
+            ExperimentError: The experiment has other configurations or data, has ended, or
+                another kernel owns it.
         """
         from rapidfire_jupyter import fitting
 
@@ -129,8 +131,8 @@ class Experiment:
             num_chunks = 8
         if self.read_only:
             raise ExperimentError(
-                f"experiment {self.name!r} is open in another kernel (process {self._lock.owner()}); "
-                "shut that kernel down, or use another name"
+                f"experiment {self.name!r} is open in another kernel (process "
+                f"{self._lock.owner()}); shut that kernel down, or use another name"
             )
         if self._log.closed:
             raise ExperimentError(
@@ -138,10 +140,22 @@ class Experiment:
                 f"exp = Experiment({self.name!r})"
             )
         request = fitting.Request(
-            config_group, create_model_fn, train_dataset, eval_dataset, num_chunks, chunk_size, seed,
-            trainer_type, slice_steps, slice_seconds, checkpoint_seconds, keep_checkpoints, eval_rows,
-            isolation, weight,
-        )  # fmt: skip
+            config_group=config_group,
+            create_model=create_model_fn,
+            train=train_dataset,
+            eval=eval_dataset,
+            num_chunks=num_chunks,
+            chunk_size=chunk_size,
+            seed=seed,
+            trainer_type=trainer_type,
+            slice_steps=slice_steps,
+            slice_seconds=slice_seconds,
+            checkpoint_seconds=checkpoint_seconds,
+            keep_checkpoints=keep_checkpoints,
+            eval_rows=eval_rows,
+            isolation=isolation,
+            weight=weight,
+        )
         self._fit = fitting.start(
             self.name, self.folder, self._log, self._state, self._fit, request
         )
@@ -158,7 +172,7 @@ class Experiment:
 
     @property
     def status(self) -> str:
-        """ "empty", "running", "paused", "halted", "idle" (nothing left to train) or "ended"."""
+        """One of empty, running, paused, halted, idle (nothing is left to train), ended."""
         if self._fit is not None and self._fit.halted:
             return "halted"
         if not self._state.runs:
@@ -191,7 +205,7 @@ class Experiment:
         return RunView(self, run_id)
 
     def results(self) -> "pd.DataFrame":
-        """Every logged row of every run that is not deleted: run, name, step, chunk, and what was logged."""
+        """Every logged row of every run that is not deleted, with run, name, step and chunk."""
         import pandas as pd
 
         frames = [
@@ -241,10 +255,14 @@ class Experiment:
         return self._submit(Op("stop", run, by=by))
 
     def resume(self, run: int, *, by: str = "cell", **longer: Any) -> OpHandle:
-        """Let a stopped or failed run go on, or a finished one with `num_train_epochs=` or `max_steps=`.
+        """Let a stopped or failed run go on, or a finished one for longer.
 
-        The schedule of a run that is made longer is that of its new total: at each step the learning
-        rate is what the longer schedule prescribes for that step. Any: hyperparameter values.
+        Args:
+            run: Id of the run.
+            by: Who asks.
+            longer: `num_train_epochs=` or `max_steps=`. The schedule is then that of the new total:
+                at each step the learning rate is what the longer schedule prescribes for it.
+                Any: hyperparameter values.
 
         Raises:
             ConfigError: One is no hyperparameter, or has an impossible value.
@@ -281,7 +299,7 @@ class Experiment:
         Args:
             run: The parent.
             changes: By dotted or short name: `{"training_args.learning_rate": 5e-4}`, `{"r": 16}`.
-            warm: From the parent's weights, optimizer state and place in the data; else from step 0.
+            warm: From the parent's weights, optimizer state and place in the data, not step 0.
             again: Make another one if this very clone exists already. Any: hyperparameter values.
 
         Raises:
@@ -379,7 +397,10 @@ class Experiment:
             unsubscribe()
 
     def end(self) -> None:
-        """Save every run, free all memory, and let another kernel own the folder. Results stay readable."""
+        """Save every run, free all memory, and let another kernel own the folder.
+
+        Results stay readable.
+        """
         from rapidfire_jupyter import fitting
 
         if self._fit is not None:
@@ -393,231 +414,3 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name!r} {self.status}>\n{self.runs!r}"
-
-
-class RunView:
-    """One run of an experiment, as it is now."""
-
-    def __init__(self, experiment: Experiment, run_id: int) -> None:
-        self._experiment = experiment
-        self.id = run_id
-
-    @property
-    def facts(self) -> Run:
-        """What the event log knows of this run."""
-        return self._experiment.state.runs[self.id]
-
-    @property
-    def name(self) -> str:
-        """Its name: the config's, or which hyperparameters tell it from the others."""
-        return self.facts.name
-
-    @property
-    def status(self) -> str:
-        """queued, running, paused, stopped, completed, failed or deleted."""
-        return self.facts.status
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Its hyperparameters by dotted name. Any: JSON values."""
-        return self.facts.config
-
-    @property
-    def parent(self) -> int | None:
-        """Id of the run it was cloned from."""
-        return self.facts.parent
-
-    @property
-    def error(self) -> str:
-        """Why it failed, in one line; empty if it did not. `trace` has the traceback."""
-        return self.facts.error
-
-    @property
-    def trace(self) -> str:
-        """The traceback of its last failure."""
-        found = [
-            e.data["trace"]
-            for e in self._experiment.events
-            if e.kind == "run_failed" and e.run == self.id
-        ]
-        return found[-1] if found else ""
-
-    @property
-    def exact(self) -> "Exactness":
-        """Whether it equals plain TRL bit for bit, as far as we know; false with the reasons."""
-        return Exactness(self.facts.inexact)
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Everything it logged, in order. Any: numbers."""
-        return state.history(self._experiment.events, self.id)
-
-    @property
-    def history(self) -> "pd.DataFrame":
-        """Everything it logged: step, chunk, epoch, loss, learning_rate, eval_loss, ..."""
-        import pandas as pd
-
-        ends = self.facts.chunk_ends
-        rows = [{"chunk": sum(end < row["step"] for end in ends) + 1, **row} for row in self.rows]
-        table = pd.DataFrame(rows)
-        first = [
-            c
-            for c in ("step", "chunk", "epoch", "loss", "learning_rate", "eval_loss")
-            if c in table
-        ]
-        return table[first + [c for c in table.columns if c not in first]]
-
-    @property
-    def folder(self) -> Path:
-        """Its folder in the experiment's."""
-        return folders.run_dir(self._experiment.folder, self.id)
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """Its newest good checkpoint folder; None if it has none yet."""
-        from rapidfire_jupyter.training.checkpoints import newest_good
-
-        newest, _ = newest_good(self.folder)
-        return newest.path if newest else None
-
-    def load_model(self) -> Any:
-        """Load its model: the finished one, else its newest checkpoint, on a fresh base. Any: (model, tokenizer)."""
-        from rapidfire_jupyter import fitting
-
-        return fitting.load_model(self._experiment._fit, self.facts, self.folder, self.checkpoint)
-
-    def peek(self) -> Any:
-        """Its first batch, decoded; tokens that no loss is computed on are greyed. Any: a display object."""
-        from rapidfire_jupyter import fitting
-
-        return fitting.peek(self.folder)
-
-    def script(self) -> str:
-        """A plain TRL script that trains this very run, bit for bit."""
-        from rapidfire_jupyter.training import script
-
-        fit = self._experiment._fit
-        if fit is None or self.id not in fit.configs:
-            raise OpError("a script is made from the run's live config; run its run_fit cell first")
-        return script.plain_trl(
-            fit.folder,
-            fit.executor.data,
-            fit.executor.create_model,
-            fit.configs[self.id],
-            self.facts.chunk_ends,
-        )
-
-    def wait(self, timeout: float | None = None) -> "RunView":
-        """Wait until it is no longer queued, running or paused.
-
-        Raises:
-            TimeoutError: `timeout` seconds have passed.
-        """
-        self._experiment._wait(lambda: self.facts.status not in ACTIVE, timeout)
-        return self
-
-    def stop(self) -> OpHandle:
-        """See `Experiment.stop`."""
-        return self._experiment.stop(self.id)
-
-    def resume(self, **longer: Any) -> OpHandle:
-        """See `Experiment.resume`. Any: hyperparameter values."""
-        return self._experiment.resume(self.id, **longer)
-
-    def boost(self, weight: float = 2.0) -> OpHandle:
-        """See `Experiment.boost`."""
-        return self._experiment.boost(self.id, weight)
-
-    def clone(
-        self, changes: Mapping[str, Any] | None = None, warm: bool = False, **how: Any
-    ) -> OpHandle:
-        """See `Experiment.clone`. Any: its keyword arguments."""
-        return self._experiment.clone(self.id, changes, warm, **how)
-
-    def delete(self) -> OpHandle:
-        """See `Experiment.delete`."""
-        return self._experiment.delete(self.id)
-
-    def undelete(self) -> OpHandle:
-        """See `Experiment.undelete`."""
-        return self._experiment.undelete(self.id)
-
-    def __repr__(self) -> str:
-        run = self.facts
-        return f"<Run {run.id} {run.name!r} {run.status} step {run.step}/{run.total_steps or '?'}>"
-
-
-class Exactness:
-    """True, or false with reasons."""
-
-    def __init__(self, reasons: tuple[str, ...]) -> None:
-        self.reasons = reasons
-
-    def __bool__(self) -> bool:
-        return not self.reasons
-
-    def __repr__(self) -> str:
-        return "exact" if self else "not exact: " + "; ".join(self.reasons)
-
-
-class RunTable:
-    """The runs of an experiment, in order; indexed from 0, prints as a table."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
-
-    def __iter__(self) -> Iterator[RunView]:
-        return iter([RunView(self._experiment, i) for i in self._experiment.state.runs])
-
-    def __len__(self) -> int:
-        return len(self._experiment.state.runs)
-
-    def __getitem__(self, index: int) -> RunView:
-        return list(self)[index]
-
-    def frame(self) -> "pd.DataFrame":
-        """A row per run: status, progress, last losses, and the hyperparameters that differ."""
-        import pandas as pd
-
-        runs = [r for r in self if r.status != "deleted"]
-        names = sorted({k for r in runs for k in r.config})
-        varying = [n for n in names if len({repr(r.config.get(n)) for r in runs}) > 1]
-        rows = []
-        for run in runs:
-            facts, logged = run.facts, run.rows
-            last = {
-                m: next((r[m] for r in reversed(logged) if m in r), None)
-                for m in ("loss", "eval_loss")
-            }
-            rows.append(
-                {
-                    "id": run.id,
-                    "name": run.name,
-                    "status": run.status,
-                    "step": facts.step,
-                    "of": facts.total_steps,
-                    "chunk": f"{facts.chunk}/{len(facts.chunk_ends) or '?'}",
-                    **last,
-                    "weight": facts.weight,
-                    "parent": facts.parent,
-                    **{
-                        n.removeprefix("training_args.").removeprefix(
-                            "peft_config."
-                        ): run.config.get(n)
-                        for n in varying
-                    },
-                }
-            )
-        table = pd.DataFrame(rows)
-        for column in ("of", "parent"):
-            if column in table:
-                table[column] = table[column].astype("Int64")
-        empty = [c for c in ("parent", "loss", "eval_loss") if c in table and table[c].isna().all()]
-        return table.drop(columns=empty).set_index("id") if len(table) else table
-
-    def __repr__(self) -> str:
-        return self.frame().to_string(na_rep="") if len(self) else "no runs yet"
-
-    def _repr_html_(self) -> str:
-        table = self.frame()
-        return str(table.to_html(na_rep="", escape=True)) if len(self) else "no runs yet"

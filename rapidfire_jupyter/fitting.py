@@ -25,10 +25,11 @@ from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data.plan import make_plan
 from rapidfire_jupyter.data.sets import as_dataset, fingerprint
 from rapidfire_jupyter.encoding import decode, encode
-from rapidfire_jupyter.engine import Engine, Fit, Pace, engine
-from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError
+from rapidfire_jupyter.engine import Engine, engine
+from rapidfire_jupyter.errors import ConfigError, ExperimentError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor
+from rapidfire_jupyter.fit import Fit, Pace
 from rapidfire_jupyter.search import as_search
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.training import context, models, trainers
@@ -77,7 +78,8 @@ def start(
     create_model = request.create_model or models.default_create_model
     if not callable(create_model):
         raise ConfigError(
-            f"create_model_fn must be a function (model_config) -> (model, tokenizer), got {create_model!r}"
+            "create_model_fn must be a function (model_config) -> (model, tokenizer), got "
+            f"{create_model!r}"
         )
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
@@ -122,41 +124,6 @@ def end(fit: Fit) -> None:
 def trainers_on_cpu() -> bool:
     """Whether there is no accelerator to train on."""
     return not torch.accelerator.is_available()
-
-
-def load_model(fit: Fit | None, run: Any, folder: Path, checkpoint: Path | None) -> Any:
-    """Load a run's weights on a fresh base. Any: (model, tokenizer).
-
-    Raises:
-        ExperimentError: It has no weights yet, or its create_model_fn is not known in this kernel.
-    """
-    from peft import PeftModel
-
-    from rapidfire_jupyter.training.checkpoints import FINAL, fault
-
-    source = folder / FINAL if not fault(folder / FINAL) else checkpoint
-    if source is None:
-        raise ExperimentError(f"run {run.id} has no checkpoint yet; wait for its first chunk")
-    if fit is not None and run.id in fit.configs:
-        model, tokenizer = fit.executor.create_model(models.ModelConfig(fit.configs[run.id]))
-    else:
-        name = run.config.get("model_name")
-        values = {"model_name": name, "model_kwargs": {}, "tokenizer": None, "tokenizer_kwargs": {}}
-        try:
-            model, tokenizer = models.default_create_model(values)
-        except Exception as error:
-            raise ExperimentError(
-                f"the base of run {run.id} ({name}) cannot be loaded by name; run its run_fit cell "
-                "first, which brings create_model_fn"
-            ) from error
-    if (source / "adapter_config.json").exists():
-        return PeftModel.from_pretrained(model, str(source)), tokenizer
-    from safetensors.torch import load_model as load_weights
-
-    if (source / "model.safetensors").exists():
-        load_weights(model, str(source / "model.safetensors"), strict=False)
-        return model, tokenizer
-    return type(model).from_pretrained(str(source)), tokenizer
 
 
 def _check_numbers(request: Request) -> None:
@@ -205,8 +172,8 @@ def _check_config(
     wants_eval = trainers.given_args(config).get("eval_strategy", "no") != "no"
     if wants_eval and request.eval is None:
         raise ConfigError(
-            f"run {number}: eval_strategy={trainers.given_args(config)['eval_strategy']!r} needs an "
-            "eval_dataset; give one to run_fit, or leave eval_strategy out"
+            f"run {number}: its eval_strategy needs an eval_dataset; give one to run_fit, "
+            "or leave eval_strategy out"
         )
     trainer_class, _ = trainers.trainer_classes(config.trainer_type)
     known = inspect.signature(trainer_class.__init__).parameters
@@ -239,7 +206,7 @@ def _check_process_wide(configs: list[RunConfig]) -> None:
 
 
 def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, list[str]]:
-    """The chunk plan; fewer chunks than asked where a chunk would hold less than one step of a run."""
+    """The chunk plan; fewer chunks than asked where one would hold less than a step of a run."""
     if not hasattr(train, "__len__"):
         return make_plan(1 << 20, request.seed, request.num_chunks or 8, None), []
     rows = len(train)
@@ -333,9 +300,7 @@ def _check_same(
                     f"run {run.id} of experiment {name!r} has {key}={old!r}, not {new!r}; {ways}"
                 )
     for key in sorted(redefined):
-        print(
-            f"note: {key} has changed since experiment {name!r} began; its runs go on with the new one"
-        )
+        print(f"note: {key} has changed since {name!r} began; its runs go on with the new one")
 
 
 def _was_extended(key: str) -> bool:
@@ -410,42 +375,3 @@ def _flush_at_sigterm(runner: Engine) -> None:
         signal.raise_signal(number)
 
     signal.signal(signal.SIGTERM, handler)
-
-
-def peek(folder: Path) -> "Peek":
-    """The first batch of a run, as it was prepared.
-
-    Raises:
-        DataError: The run was not prepared yet.
-    """
-    path = folder / "peek.json"
-    if not path.exists():
-        raise DataError(
-            "this run was not prepared yet; its first batch is known within the first minute"
-        )
-    return Peek(json.loads(path.read_text(encoding="utf-8")))
-
-
-class Peek:
-    """Decoded rows of a batch: pieces of text, each with whether a loss is computed on it."""
-
-    def __init__(self, rows: list[list[list[Any]]]) -> None:
-        self.rows = rows
-
-    def __repr__(self) -> str:
-        lines = ["".join(t if learned else f"[{t}]" for t, learned in row) for row in self.rows]
-        return "\n".join(f"{number}: {line}" for number, line in enumerate(lines))
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        body = []
-        for row in self.rows:
-            spans = [
-                f"<span>{escape(t)}</span>"
-                if learned
-                else f'<span style="opacity:.45">{escape(t)}</span>'
-                for t, learned in row
-            ]
-            body.append(f'<li style="white-space:pre-wrap">{"".join(spans)}</li>')
-        return f"<ol start=0>{''.join(body)}</ol>"

@@ -1,7 +1,7 @@
 """The executor that runs slices in this process, one run at a time.
 
 It owns the sessions, the shared bases, the prepared data and the checkpoint writer of one
-experiment. It knows no scheduler, no state and no user interface: it is told what to do and reports.
+experiment. It knows no scheduler, no state and no user interface: it does as told, and reports.
 """
 
 import shutil

@@ -118,7 +118,7 @@ def _apply_settings(settings: dict[str, Any]) -> None:
         torch.backends.cudnn.benchmark = settings["cudnn_benchmark"]
 
 
-def bind(context: RunContext) -> None:
+def bind(context: RunContext | None) -> None:
     """Make the calling thread one of `context`'s run, for threads that a run starts."""
     _thread.context = context
 

@@ -162,8 +162,8 @@ class Coroutine:
         ending = trainer.control.should_training_stop or step >= trainer.state.max_steps
         if not bool(torch.isfinite(self._trainer._tr_loss)):
             raise RapidFireError(
-                f"the loss became {float(self._trainer._tr_loss)} at step {step}; lower learning_rate, "
-                "set max_grad_norm, or look at the rows of this step"
+                f"the loss became {float(self._trainer._tr_loss)} at step {step}; lower "
+                "learning_rate, set max_grad_norm, or look at the rows of this step"
             )
         if self._draws.step and cells.overlapped(self._cells) and not self._marked:
             self._marked = True
@@ -285,7 +285,7 @@ class Coroutine:
         return tuple(reasons)
 
     def _adapt_checkpoint(self) -> tuple[str, ...]:
-        """Rewrite a checkpoint that was made with another config: a warm clone's, a longer run's."""
+        """Rewrite a checkpoint made with another config: a warm clone's, or a longer run's."""
         task = self._task
         assert task is not None
         made_with = self._extra.get("config")
@@ -351,7 +351,7 @@ class Coroutine:
     def _step_closes_epoch(self) -> bool:
         control, step = self._trainer.control, self._trainer.state.global_step
         stopping = control.should_training_stop or control.should_epoch_stop
-        return stopping or step % self._schedule.steps_per_epoch == 0
+        return bool(stopping or step % self._schedule.steps_per_epoch == 0)
 
     def _on_run_epoch(self, **kwargs: Any) -> None:
         trainer = self._trainer

@@ -1,4 +1,4 @@
-"""What the engine and a run's thread say to each other: commands in, reports out, all plain data."""
+"""What the engine and a run's thread say to each other: commands in, reports out, plain data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Advance:
-    """Train until a boundary at or after step `until`, or `deadline` (monotonic seconds), or a save."""
+    """Train to a boundary at or after step `until` or `deadline` (monotonic seconds), or a save."""
 
     until: int
     deadline: float | None = None

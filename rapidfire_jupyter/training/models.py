@@ -200,6 +200,15 @@ def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(given or source, **tokenizer_kwargs)
 
 
+def with_weights(model: Any, tokenizer: Any, source: Path) -> tuple[Any, Any]:
+    """Put saved weights on a fresh base: an adapter around it, or all weights into it."""
+    if (source / "adapter_config.json").exists():
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, str(source)), tokenizer
+    return type(model).from_pretrained(str(source), dtype=model.dtype), tokenizer
+
+
 def source_of(function: Any) -> str:
     """A digest of a callable's source, to notice that a cell redefined it. Any: any callable."""
     try:

@@ -39,6 +39,6 @@ class Session:
             self._thread.join()
             self._coroutine = None
             gc.collect()
-            if torch.cuda.is_initialized():
+            if torch.cuda.is_available() and torch.cuda.memory_allocated():
                 torch.cuda.empty_cache()
         return report

@@ -1,7 +1,8 @@
 """From a config to one unmodified TRL trainer over a skeleton of the base.
 
-What the engine decides for every run is set here: seeds, output folder, no bars, no NaN filter. What
-trainers would do twice (tokenising) is done once and shared. The order of rows is the chunk plan's.
+What the engine decides for every run is set here: seeds, output folder, no bars, no NaN filter.
+What trainers would do twice (tokenising) is done once and shared. The order of rows is the
+chunk plan's.
 """
 
 import copy
@@ -147,7 +148,7 @@ def given_args(config: RunConfig) -> dict[str, Any]:
 
 
 def argument_values(config: RunConfig, fit_seed: int) -> dict[str, Any]:
-    """Keyword arguments of the TRL config, as plain TRL needs them for this run (no output folder)."""
+    """Keyword arguments of the TRL config, as plain TRL needs them (without an output folder)."""
     args = given_args(config)
     args["seed"] = run_seed(config, fit_seed)
     args.setdefault("data_seed", fit_seed)
@@ -257,7 +258,7 @@ def make_schedule(
         trainer._get_train_sampler = lambda dataset=None: sampler
         trainer.rapidfire_sampler = sampler
     loader = trainer.get_train_dataloader()
-    epochs, per_epoch, *_, total = trainer.set_initial_training_values(args, loader)
+    _, per_epoch, *_, total = trainer.set_initial_training_values(args, loader)
     trainer.accelerator._dataloaders.clear()
     multiple = 1
     if config.trainer_type == "GRPO":
@@ -273,7 +274,7 @@ def make_schedule(
 
 
 def wind_on_sampler(trainer: Any, epochs: int) -> None:
-    """Bring GRPO's sampler, whose generator no checkpoint holds, to where it is after some epochs."""
+    """Bring GRPO's sampler to where it is after some epochs; no checkpoint holds its generator."""
     sampler_of = trainer._get_train_sampler
 
     def wound_on(dataset: Any = None) -> Any:

@@ -54,7 +54,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Draws:
-    """Which parts of a step used random numbers: its batch (collator, transforms), its computation."""
+    """Which parts of a step used random numbers: making its batch, or computing."""
 
     batch: bool
     step: bool
@@ -79,7 +79,7 @@ def rehearse(trainer: Any) -> Draws:
 
 
 def first_batch(trainer: Any) -> list[list[list[Any]]]:
-    """The first rows of a trainer's order, decoded, in pieces with whether a loss is computed on them.
+    """The first rows of a trainer's order, decoded: pieces, and whether a loss is computed on them.
 
     Any: a TRL trainer; texts and flags.
     """
@@ -115,7 +115,7 @@ def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, flo
 
     Args:
         dataset: Rows that the trainer prepared. Any: datasets.Dataset.
-        on_batch: A callback whose `on_prediction_step` is called after each batch. Any: TrainerCallback.
+        on_batch: Its `on_prediction_step` is called after each batch. Any: a TrainerCallback.
     """
     with untouched(trainer):
         trainer.callback_handler = _QuietHandler(on_batch, trainer)

@@ -1,0 +1,213 @@
+"""One experiment as the engine trains it: its log, state, live configs, executor, and their upkeep.
+
+Everything here happens in the engine's thread, with every run parked. What it does becomes events.
+"""
+
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rapidfire_jupyter import state as states
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.encoding import encode
+from rapidfire_jupyter.errors import RapidFireError
+from rapidfire_jupyter.events import Event, EventLog
+from rapidfire_jupyter.executors.local import LocalExecutor, Order
+from rapidfire_jupyter.ops import Op, Verdict
+from rapidfire_jupyter.state import State
+from rapidfire_jupyter.training import checkpoints, messages
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How training is cut into slices, and how often it is saved. Times in seconds."""
+
+    slice_steps: int | None = None
+    slice_seconds: float | None = None
+    checkpoint_seconds: float = 300.0
+    evaluate_chunks: bool = False
+
+
+@dataclass
+class Fit:
+    """One experiment as the engine trains it. Only the engine's thread changes it.
+
+    Attributes:
+        configs: Live configs of the runs, callables included, by run id.
+        used_seconds: Training time had, for fair turns among experiments.
+        halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
+    """
+
+    folder: Path
+    log: EventLog
+    state: State
+    configs: dict[int, RunConfig]
+    executor: LocalExecutor
+    pace: Pace
+    weight: float = 1.0
+    used_seconds: float = 0.0
+    halted: str = ""
+    saved_at: dict[int, float] = field(default_factory=dict)
+    observed: dict[int, int] = field(default_factory=dict)
+    prepared: set[int] = field(default_factory=set)
+    begun: set[int] = field(default_factory=set)
+    disk_bytes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log.subscribe(self._follow)
+
+    def _follow(self, event: Event) -> None:
+        self.state = states.apply(self.state, event)
+
+    def emit(
+        self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any
+    ) -> Event:
+        """Append an event; any thread. Any: JSON values."""
+        return self.log.append(kind, run, sync=sync, **data)
+
+    def open_run(self, run: int) -> None:
+        """Build a run's trainer, from its newest good checkpoint if it has one."""
+        self.executor.flush()
+        self.executor.clear_staging(run)
+        resume, skipped = checkpoints.newest_good(self.executor.run_dir(run))
+        rows = len(states.history(self.log.events, run))
+        step = resume.step if resume else (self.state.runs[run].clone_step or 0)
+        kept_rows = resume.rows if resume else 0
+        if skipped or rows != kept_rows or (resume and self.state.runs[run].step != step):
+            self.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
+        known = self.state.runs[run]
+        source = self.executor.run_dir(run) / "source" if known.warm else None
+        order = Order(run, self.configs[run], source)
+        report = self.executor.open(order, resume)
+        if isinstance(report, messages.Failed):
+            self.failed(run, report)
+            return
+        assert isinstance(report, messages.Prepared)
+        schedule = report.schedule
+        self.saved_at[run] = time.monotonic()
+        self.begun.discard(run)
+        self.emit(
+            "run_prepared",
+            run,
+            total_steps=schedule.total_steps,
+            steps_per_epoch=schedule.steps_per_epoch,
+            chunk_ends=list(schedule.chunk_ends),
+            aligned=schedule.aligned,
+            dropped=schedule.dropped,
+            base=report.base,
+            step=report.step,
+            notes=list(report.notes),
+            disk_bytes=report.disk_bytes,
+        )
+        for reason in report.inexact:
+            self.emit("run_inexact", run, reason=reason)
+        self.check_disk(run, report.disk_bytes)
+
+    def check_disk(self, run: int, checkpoint_bytes: int) -> None:
+        """Compare what the checkpoints of all prepared runs will take with what is free."""
+        self.disk_bytes[run] = checkpoint_bytes * (self.executor.keep + 2)
+        needed, free = sum(self.disk_bytes.values()), shutil.disk_usage(self.folder).free
+        if needed > free and not self.state.paused:
+            reason = (
+                f"checkpoints of {len(self.disk_bytes)} runs take {needed / 2**20:.0f} MiB, but "
+                f"{free / 2**20:.0f} MiB are free: paused; free space, then resume_all"
+            )
+            self.emit("alert", text=reason)
+            self.record(Op("pause_all", by="engine"), Verdict("applied", reason), None)
+
+    def record(self, op: Op, judged: Verdict, step: int | None, **effect: Any) -> None:
+        """Append the one event of an op, with its effect on the state. Any: JSON values."""
+        self.emit(
+            "op",
+            op.run,
+            sync=True,
+            kind=op.kind,
+            args=encode(dict(op.args)),
+            by=op.by,
+            outcome=judged.outcome,
+            reason=judged.reason,
+            step=step,
+            **effect,
+        )
+
+    def unobserved(self, run: int, step: int) -> bool:
+        """Whether a chunk evaluation is due at this step."""
+        if not self.pace.evaluate_chunks or step not in self.state.runs[run].chunk_ends:
+            return False
+        if run not in self.observed:
+            self.observed[run] = max(states.observed_steps(self.log.events, run), default=0)
+        return self.observed[run] < step
+
+    def save(self, run: int) -> None:
+        """Checkpoint a parked run.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        report = self.executor.save(run)
+        if isinstance(report, messages.SaveFailed):
+            raise OSError(report.error)
+        self.saved_at[run] = time.monotonic()
+
+    def complete(self, run: int) -> None:
+        """Let a trainer finish after its last boundary, and keep its model."""
+        self.executor.flush()
+        report = self.executor.command(run, messages.Advance(1 << 62))
+        if isinstance(report, messages.Failed):
+            self.failed(run, report)
+            return
+        assert isinstance(report, messages.Finished)
+        self.keep_finished(run, report.step)
+
+    def keep_finished(self, run: int, step: int) -> None:
+        """Keep the model of a run whose `train()` has returned."""
+        saved = self.executor.finish(run)
+        if isinstance(saved, messages.SaveFailed):
+            raise OSError(saved.error)
+        self.executor.flush()
+        self.executor.close(run)
+        self.check_bases()
+        self.emit("run_completed", run, sync=True, step=step)
+
+    def check_bases(self) -> None:
+        """Mark the runs of a shared base that something has written into."""
+        try:
+            self.executor.check_bases()
+        except RapidFireError as error:
+            for run in self.state.runs.values():
+                if run.base and run.step:
+                    self.emit("run_inexact", run.id, reason=str(error))
+
+    def failed(self, run: int, report: messages.Failed) -> None:
+        """Record that a run failed, unless it was the disk that failed it.
+
+        Raises:
+            OSError: The run's thread could not write.
+        """
+        if report.storage:
+            raise OSError(report.error)
+        self.emit("run_failed", run, sync=True, error=report.error, trace=report.trace)
+
+    def checkpoint_and_close(self, run: int) -> int:
+        """Bring a run to its boundary, save it if it has trained, and end its session."""
+        if not self.executor.is_open(run):
+            return self.state.runs[run].step
+        report = self.executor.command(run, messages.AbortEvaluation())
+        assert isinstance(report, messages.Parked | messages.Observed)
+        begun = not isinstance(report, messages.Parked) or report.begun
+        if begun and report.step > 0:
+            self.save(run)
+            self.executor.flush()
+        self.executor.close(run)
+        self.moved(run, report.step)
+        return report.step
+
+    def moved(self, run: int, step: int) -> None:
+        """Tell how far a run has come, if that is not known."""
+        known = self.state.runs[run]
+        if step != known.step:
+            done = states.chunks_done(known.chunk_ends, step)
+            before = states.chunks_done(known.chunk_ends, known.step)
+            self.emit("advanced", run, step=step, chunks=done - before)

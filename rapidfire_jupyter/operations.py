@@ -1,0 +1,98 @@
+"""What each op does, once it is allowed: to the executor and the disk. Its event does the rest."""
+
+from typing import Any
+
+from rapidfire_jupyter import folders
+from rapidfire_jupyter.changes import modify
+from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.encoding import encode
+from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.fit import Fit
+from rapidfire_jupyter.ops import Op, Verdict
+from rapidfire_jupyter.state import Run
+from rapidfire_jupyter.training import checkpoints, messages, warm
+
+
+def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
+    """Do what an allowed op asks of the executor and the disk; its event does the rest."""
+    done = Verdict("applied")
+    if op.kind == "clone":
+        return _clone(fit, op)
+    if op.kind == "stop":
+        assert op.run is not None
+        return done, {"step": fit.checkpoint_and_close(op.run)}
+    if op.kind == "resume":
+        return _resume(fit, op)
+    if op.kind == "boost":
+        return done, {"weight": float(op.args["weight"])}
+    if op.kind == "delete":
+        assert op.run is not None
+        step = fit.checkpoint_and_close(op.run)
+        folders.to_trash(fit.folder, op.run)
+        return done, {"step": step}
+    if op.kind == "undelete":
+        assert op.run is not None
+        folders.from_trash(fit.folder, op.run)
+    return done, {}
+
+
+def _resume(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
+    assert op.run is not None
+    fit.prepared.discard(op.run)
+    if not op.args:
+        return Verdict("applied"), {}
+    config = modify(fit.configs[op.run], op.args)
+    fit.configs[op.run] = config
+    return Verdict("applied"), {"config": encode(flatten(config))}
+
+
+def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
+    assert op.run is not None
+    parent, config = fit.state.runs[op.run], fit.configs[op.run]
+    changed = modify(config, op.args["changes"])
+    encoded = encode(flatten(changed))
+    if not op.args.get("again"):
+        for run in fit.state.runs.values():
+            same = (run.parent, run.warm, run.config) == (op.run, op.args["warm"], encoded)
+            if same and run.status != "deleted":
+                fit.configs.setdefault(run.id, changed)
+                reason = f"run {run.id} is that clone; again=True makes another"
+                return Verdict("already", reason), {"existing": {"id": run.id}}
+    number = max(fit.state.runs) + 1
+    step = None
+    if op.args["warm"]:
+        reason = warm.refusal(config, changed)
+        if reason:
+            raise OpError(f"{reason}; use warm=False")
+        step = _warm_source(fit, parent, number)
+    spec = {
+        "id": number,
+        "name": op.args.get("name") or f"clone of {parent.id}",
+        "trainer_type": config.trainer_type,
+        "config": encoded,
+        "parent": parent.id,
+        "warm": op.args["warm"],
+        "changes": encode(dict(op.args["changes"])),
+        "clone_step": step,
+    }
+    fit.configs[number] = changed
+    return Verdict("applied"), {
+        "created": spec,
+        "step": step if step is not None else parent.step,
+    }
+
+
+def _warm_source(fit: Fit, parent: Run, clone: int) -> int:
+    """Copy the parent's state at its boundary into the clone's own folder."""
+    if fit.executor.is_open(parent.id):
+        report = fit.executor.command(parent.id, messages.AbortEvaluation())
+        assert isinstance(report, messages.Parked | messages.Observed)
+        if not isinstance(report, messages.Parked) or report.begun:
+            fit.save(parent.id)
+            fit.executor.flush()
+        fit.moved(parent.id, report.step)
+    newest, _ = checkpoints.newest_good(fit.executor.run_dir(parent.id))
+    if newest is None:
+        raise OpError(f"run {parent.id} has no good checkpoint to start warm from; use warm=False")
+    folders.copy_source(newest.path, fit.executor.run_dir(clone) / "source")
+    return newest.step
