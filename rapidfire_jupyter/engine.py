@@ -285,16 +285,22 @@ class Engine:
         """Evaluate a run that is parked at a chunk end, unless it was evaluated there already."""
         if not fit.unobserved(run, step):
             return
-        report = fit.executor.command(run, messages.Observe())
-        while isinstance(report, messages.Parked):
-            fit.executor.ask(run, False)
-            self._read_inbox()
+        command: messages.Command = messages.Observe()
+        while True:
+            report = fit.executor.command(run, command)
+            if isinstance(report, messages.Failed):
+                fit.failed(run, report)
+                return
+            if isinstance(report, messages.Parked):
+                fit.executor.ask(run, False)
+                self._read_inbox()
+                command = messages.Continue()
+            elif isinstance(report, messages.Observed) and report.left:
+                command = messages.Observe()
+            else:
+                break
             if not fit.executor.is_open(run):
                 return
-            report = fit.executor.command(run, messages.Advance(step))
-        if isinstance(report, messages.Failed):
-            fit.failed(run, report)
-            return
         if isinstance(report, messages.Observed) and report.metrics is not None:
             fit.emit("logged", run, row={**report.metrics, "step": step}, source="chunk")
         fit.observed[run] = step

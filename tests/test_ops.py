@@ -366,3 +366,27 @@ def test_events_tell_who_asked_for_what_at_which_step(experiment):
     assert asked[0].status == "applied"
     assert event.data["by"] == "policy:test" and event.data["step"] == 2
     assert [line["seq"] for line in lines] == list(range(len(lines)))
+
+
+def test_a_warm_clone_during_a_chunk_evaluation_leaves_parent_and_clone_as_undisturbed(experiment):
+    exp = experiment()
+    handles = []
+
+    def seen(prediction):
+        if not handles:
+            handles.append(exp.clone(1, {}, warm=True))
+        return {"seen": 1.0}
+
+    args = {"per_device_eval_batch_size": 1, "num_train_epochs": 2}
+    first = config(**args).copy(compute_metrics=seen)
+    exp.run_fit(
+        [first, config(**args)], tiny.create_model, tiny.sft_rows(8), tiny.sft_rows(20)[16:], num_chunks=2
+    )
+    exp.wait(90)
+
+    assert handles[0].status == "applied" and handles[0].step == 2
+    rows = [[r for r in exp.run(i).rows if "eval_loss" in r] for i in (1, 2)]
+    assert [r["step"] for r in rows[0]] == [2, 4, 6, 8]
+    assert [r["eval_loss"] for r in rows[0]] == [r["eval_loss"] for r in rows[1]]
+    for run in (1, 3):
+        assert_same(sliced(exp.run(run)), sliced(exp.run(2)), f"run {run}")

@@ -30,6 +30,7 @@ from rapidfire_jupyter.training.messages import (
     Close,
     Closed,
     Command,
+    Continue,
     Failed,
     Finished,
     Observe,
@@ -149,6 +150,10 @@ class Coroutine:
                     report = self._save_final()
                 case Observe():
                     report = self._observe()
+                case Continue():
+                    if self._parked_in_evaluation:
+                        return
+                    report = Observed(None, self._step(), left=True)
                 case AbortEvaluation():
                     if self._parked_in_evaluation:
                         raise _LeaveEvaluation
@@ -224,7 +229,7 @@ class Coroutine:
         try:
             metrics = watching.chunk_evaluation(self._trainer, dataset, _Watcher(self))
         except _LeaveEvaluation:
-            return Observed(None, self._step())
+            return Observed(None, self._step(), left=True)
         finally:
             self._watching_evaluation = False
         self._rows += 1

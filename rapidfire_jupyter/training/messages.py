@@ -56,6 +56,11 @@ class Observe:
 
 
 @dataclass(frozen=True)
+class Continue:
+    """Go on with the chunk evaluation that the run is parked in, if an op did not make it leave."""
+
+
+@dataclass(frozen=True)
 class AbortEvaluation:
     """Leave the evaluation that the run is parked in; it will be done again."""
 
@@ -65,7 +70,7 @@ class Close:
     """Unwind and end the thread, changing nothing more."""
 
 
-Command = Advance | Save | SaveFinal | Observe | AbortEvaluation | Close
+Command = Advance | Save | SaveFinal | Observe | Continue | AbortEvaluation | Close
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,16 @@ class SaveFailed:
 
 @dataclass(frozen=True)
 class Observed:
-    """Metrics of a chunk evaluation at `step`; None if it was left early."""
+    """Metrics of a chunk evaluation at `step`.
+
+    Attributes:
+        metrics: None if there are none: the trainer evaluates by itself, or it was left early.
+        left: It was left early, and is to be done again.
+    """
 
     metrics: dict[str, float] | None
     step: int
+    left: bool = False
 
 
 @dataclass(frozen=True)
