@@ -190,7 +190,11 @@ def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     model_kwargs, tokenizer_kwargs = dict(config["model_kwargs"]), dict(config["tokenizer_kwargs"])
     source = name
     if name.endswith(".gguf"):
+        from transformers import GgufConfig
+
         source = str(Path(name).parent)
+        # Packed weights cannot be trained, nor shared with an adapter's gradients.
+        model_kwargs.setdefault("quantization_config", GgufConfig(dequantize=True))
         model_kwargs.setdefault("gguf_file", Path(name).name)
         tokenizer_kwargs.setdefault("gguf_file", Path(name).name)
     model = AutoModelForCausalLM.from_pretrained(source, **model_kwargs)
