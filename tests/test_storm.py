@@ -135,7 +135,9 @@ def test_stopped_dpo_and_grpo_runs_go_on_as_plain_trl(experiment, tmp_path):
     for exp, stop in zip((first, second), stops, strict=True):
         exp.wait(90)
         assert exp.run(1).status == "stopped", exp.run(1).trace
-        assert stop[0].step % 2 == 0  # GRPO's buffer is in no checkpoint: it stops where it is empty
+        assert (
+            stop[0].step % 2 == 0
+        )  # GRPO's buffer is in no checkpoint: it stops where it is empty
         exp.resume(1)
         exp.wait(90)
         assert_same(sliced(exp.run(1)), plain(exp.run(1), tmp_path / f"plain-{exp.name}"), exp.name)
