@@ -1,4 +1,4 @@
-"""What the user holds: tables, results, the best run, models, peeks, scripts, and a notebook run twice."""
+"""What the user holds: tables, results, models, peeks, scripts, and a notebook that runs twice."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def test_the_best_run_is_found_and_its_model_gives_the_trained_adapters_logits(d
         tuned, untuned = model(input_ids=ids).logits, plain(input_ids=ids).logits
     assert best.id == min(done.runs, key=lambda r: r.rows[-2].get("eval_loss", 9)).id
     assert not torch.equal(tuned, untuned)
-    with pytest.raises(OpError, match="no run has logged 'bleu'; logged: .*eval_loss"):
+    with pytest.raises(OpError, match=r"no run has logged 'bleu'; logged: .*eval_loss"):
         done.best("bleu")
 
 

@@ -50,6 +50,16 @@ def test_five_hundred_random_ops_leave_every_run_in_a_legal_state(experiment, se
         num_chunks=6,
     )
     handles = []
+    asks = {
+        "stop": lambda run, _: exp.stop(run),
+        "resume": lambda run, _: exp.resume(run),
+        "boost": lambda run, chance: exp.boost(run, chance.choice([1, 2, 5])),
+        "clone": lambda run, chance: exp.clone(run, {}, warm=chance.random() < 0.5, again=True),
+        "delete": lambda run, _: exp.delete(run),
+        "undelete": lambda run, _: exp.undelete(run),
+        "pause": lambda *_: exp.pause_all(),
+        "go": lambda *_: exp.resume_all(),
+    }
 
     def ask(number):
         chance = random.Random(seed * 10 + number)
@@ -60,18 +70,7 @@ def test_five_hundred_random_ops_leave_every_run_in_a_legal_state(experiment, se
                 [20, 30, 20, 1, 2, 6, 8, 12],
             )[0]
             try:
-                handles.append(
-                    {
-                        "stop": lambda: exp.stop(run),
-                        "resume": lambda: exp.resume(run),
-                        "boost": lambda: exp.boost(run, chance.choice([1, 2, 5])),
-                        "clone": lambda: exp.clone(run, {}, warm=chance.random() < 0.5, again=True),
-                        "delete": lambda: exp.delete(run),
-                        "undelete": lambda: exp.undelete(run),
-                        "pause": exp.pause_all,
-                        "go": exp.resume_all,
-                    }[kind]()
-                )
+                handles.append(asks[kind](run, chance))
             except (OpError, ConfigError):
                 continue  # an unknown run is refused before it is an op
 

@@ -15,7 +15,8 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,34 +63,10 @@ def stage(trainer: Any, run_dir: Path, facts: dict[str, Any]) -> Path:
     """
     (run_dir / STAGING).mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=run_dir / STAGING))
-    state, args = trainer.state, trainer.args
-    kept_state = {
-        "total_flos": state.total_flos,
-        "best_model_checkpoint": state.best_model_checkpoint,
-        "stateful_callbacks": json.loads(json.dumps(state.stateful_callbacks)),
-    }
-    flos, output_dir, limit = trainer.current_flos, args.output_dir, args.save_total_limit
+    state = trainer.state
     extra = {**extra_state(trainer), **facts, "total_flos": state.total_flos}
-    card, save = (
-        trainer.__dict__.get("create_model_card"),
-        trainer.__dict__.pop("_save_checkpoint", None),
-    )
-    try:
-        trainer.create_model_card = lambda *args, **kwargs: None
-        args.output_dir, args.save_total_limit = str(staging), None
-        for name, value in state.stateful_callbacks.items():
-            if isinstance(value, list):
-                state.stateful_callbacks[name] = []
+    with _saving_into(staging, trainer):
         trainer._save_checkpoint(trainer.model, None)
-    finally:
-        args.output_dir, args.save_total_limit = output_dir, limit
-        trainer.current_flos = flos
-        for name, value in kept_state.items():
-            setattr(state, name, value)
-        if card is None:
-            del trainer.create_model_card
-        if save is not None:
-            trainer._save_checkpoint = save
     folder = staging / f"checkpoint-{state.global_step}"
     (folder / EXTRA).write_text(json.dumps(extra), encoding="utf-8")
     _make_best_relative(folder, state.best_global_step, state.best_model_checkpoint)
@@ -105,6 +82,44 @@ def stage_final(trainer: Any, run_dir: Path) -> Path:
     trainer.state.save_to_json(str(state))
     _make_best_relative(folder, trainer.state.best_global_step, trainer.state.best_model_checkpoint)
     return folder
+
+
+@contextmanager
+def _saving_into(staging: Path, trainer: Any) -> Iterator[None]:
+    """Let a trainer's own code save into a folder, and leave no trace of it in the trainer."""
+    state, args = trainer.state, trainer.args
+    kept: list[tuple[Any, dict[str, Any]]] = [
+        (
+            state,
+            {
+                "total_flos": state.total_flos,
+                "best_model_checkpoint": state.best_model_checkpoint,
+                "stateful_callbacks": json.loads(json.dumps(state.stateful_callbacks)),
+            },
+        ),
+        (args, {"output_dir": args.output_dir}),
+        (
+            trainer,
+            {
+                "current_flos": trainer.current_flos,
+                "processing_class": trainer.processing_class,
+                "_save_checkpoint": trainer.__dict__.pop("_save_checkpoint"),
+            },
+        ),
+    ]
+    args.output_dir = str(staging)
+    trainer.processing_class = None  # the tokenizer is in `final`; in each checkpoint it costs time
+    trainer.create_model_card = lambda *args, **kwargs: None
+    for name, value in state.stateful_callbacks.items():
+        if isinstance(value, list):  # else it would grow by what is there at each save
+            state.stateful_callbacks[name] = []
+    try:
+        yield
+    finally:
+        del trainer.create_model_card
+        for owner, values in kept:
+            for name, value in values.items():
+                setattr(owner, name, value)
 
 
 def extra_state(trainer: Any) -> dict[str, Any]:

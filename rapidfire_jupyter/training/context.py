@@ -2,61 +2,104 @@
 
 A run's thread enters its `RunContext` whenever it may compute and leaves it before it hands the
 baton over. Inside, the random streams, default dtype and matmul settings are the run's; outside
-they are the user's. Three things are made to depend on the thread, once per process, by `install`:
-accelerate's state dicts, tqdm bars, and where stdout, stderr and log records go.
+they are the user's. A user's thread that reseeds or sets the default dtype while a run is inside is
+noticed: what it set stays the user's, and the run goes on where its own stream was. Made to depend
+on the thread, once per process, by `install`: accelerate's state dicts, tqdm bars, and where
+stdout, stderr, log records and displays go.
 
 Any: states and settings as torch, numpy, accelerate and tqdm define them.
 """
 
+import functools
 import logging
 import random
 import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TextIO
 
 import numpy as np
 import torch
 
+DTYPE_SECONDS = 2.0  # longest wait for a user's thread to set the default dtype back
+
 _thread = threading.local()
 _install_lock = threading.Lock()
 _installed = False
+_swap = threading.RLock()  # held while process-wide state is swapped, or set by a user's thread
+_inside: "RunContext | None" = None  # whose state is in force; None while it is the user's
 
 
 class RunContext:
     """The process-wide state of one run: swapped in by `enter`, out by `leave`.
 
-    Used by one thread. `moved` names what somebody else changed while this run was inside.
+    Used by one thread, but for what a user's thread does while this run is inside.
     """
 
     def __init__(self, log: TextIO) -> None:
         self._log = log
         self._mine: dict[str, Any] | None = None
         self._users: dict[str, Any] = {}
+        self._entered: dict[str, Any] = {}
+        self._displaced: dict[str, Any] = {}  # our streams that a user's thread has set anew
+        self._users_dtype: torch.dtype | None = None  # set by a user's thread meanwhile
+        self._touched: set[str] = set()
         self.accelerate_state: dict[str, dict[str, Any]] = {}
 
     def enter(self) -> None:
         """Put this run's state in force; the user's is kept for `leave`."""
-        _thread.context = self
-        self._users = {"rng": rng_state(), "settings": _settings()}
-        if self._mine is not None:
-            set_rng_state(self._mine["rng"])
-            _apply_settings(self._mine["settings"])
-        else:
-            _apply_settings({**_settings(), "dtype": torch.float32})
+        global _inside
+        _route_displays()
+        _wait_for_default_dtype()
+        with _swap:
+            _thread.context = _inside = self
+            self._users = {"rng": rng_state(), "settings": _settings()}
+            self._displaced, self._users_dtype = {}, None
+            if self._mine is not None:
+                set_rng_state(self._mine["rng"])
+                _apply_settings(self._mine["settings"])
+            else:
+                _apply_settings({**_settings(), "dtype": torch.float32})
+            self._entered = _settings()
 
     def leave(self) -> None:
         """Keep this run's state and put the user's in force again."""
-        now = _settings()
-        entered = self._mine["settings"] if self._mine is not None else now
-        self._mine = {"rng": rng_state(), "settings": {**now, "dtype": torch.float32}}
-        set_rng_state(self._users["rng"])
-        users = self._users["settings"]
-        # A setting that is no longer what this run put there was set by the user meanwhile.
-        _apply_settings(
-            {k: users[k] if now[k] == entered.get(k, now[k]) else now[k] for k in users}
-        )
-        _thread.context = None
+        global _inside
+        with _swap:
+            now, streams = _settings(), rng_state()
+            first, users = self._mine is None, self._users["settings"]
+            # In its first turn a run may change settings itself (tf32, full_determinism). Later,
+            # one that is no longer what this run put there was set by the user meanwhile.
+            if not first:
+                users = {k: v if now[k] == self._entered[k] else now[k] for k, v in users.items()}
+            users["dtype"] = self._users_dtype or self._users["settings"]["dtype"]
+            mine = {**(now if first else self._entered), "dtype": torch.float32}
+            self._mine = {"rng": {**streams, **self._displaced}, "settings": mine}
+            kept = {k: v for k, v in self._users["rng"].items() if k not in self._displaced}
+            set_rng_state({**streams, **kept})
+            _apply_settings(users)
+            _thread.context = _inside = None
+
+    def touched(self) -> tuple[str, ...]:
+        """What user's threads have set while this run was inside, in words; asked once."""
+        with _swap:
+            touched, self._touched = sorted(self._touched), set()
+        return tuple(touched)
+
+    def users_stream(self, stream: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """A user's thread has set a stream while this run is inside."""
+        self._touched.add(f"the random stream of {stream}")
+        for key, state in before.items():
+            if key in self._displaced and _same_state(self._displaced[key], after[key]):
+                del self._displaced[key]  # put back, as fork_rng does
+            else:
+                self._displaced.setdefault(key, state)
+
+    def users_dtype(self, dtype: torch.dtype) -> None:
+        """A user's thread has set the default dtype while this run is inside."""
+        self._touched.add("the default dtype")
+        self._users_dtype = dtype if dtype != self._entered["dtype"] else None
 
     def write(self, text: str) -> None:
         """Write to this run's log file."""
@@ -88,13 +131,15 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def stream_moved(before: dict[str, Any]) -> bool:
     """Whether anything drew from the random generators of the process since `before`."""
     now = rng_state()
-    cuda = zip(now.get("cuda", ()), before.get("cuda", ()), strict=False)
-    return (
-        not torch.equal(now["torch"], before["torch"])
-        or now["python"] != before["python"]
-        or not all(np.array_equal(a, b) for a, b in zip(now["numpy"], before["numpy"], strict=True))
-        or not all(torch.equal(a, b) for a, b in cuda)
-    )
+    return not all(_same_state(now[key], state) for key, state in before.items())
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list | tuple) and len(one) == len(other):
+        return all(_same_state(a, b) for a, b in zip(one, other, strict=True))
+    return bool(np.array_equal(one, other))
 
 
 def _settings() -> dict[str, Any]:
@@ -129,16 +174,21 @@ def current() -> RunContext | None:
 
 
 def install() -> None:
-    """Make accelerate's state, tqdm and output depend on the thread. Harmless when called again."""
+    """Make what is process-wide depend on the thread. Harmless when called again."""
     global _installed
     with _install_lock:
         if not _installed:
             _install_accelerate()
+            _install_setters()
             _install_tqdm()
             _install_thread_inheritance()
+            _install_redirection()
             _installed = True
         _install_streams()
         _install_log_filter()
+
+
+# ------------------------------------------------------------------------------ accelerate's state
 
 
 class _StatePerRun:
@@ -171,6 +221,85 @@ def _install_accelerate() -> None:
         owner._shared_state = _StatePerRun(owner.__name__, dict(owner._shared_state))
 
 
+# ------------------------------------------------------- what user's threads set beside a run
+
+_SETTERS: tuple[tuple[str, ModuleType, str], ...] = (
+    ("python", random, "seed"),
+    ("python", random, "setstate"),
+    ("numpy", np.random, "seed"),
+    ("numpy", np.random, "set_state"),
+    ("torch", torch, "manual_seed"),
+    ("torch", torch, "seed"),
+    ("torch", torch, "set_rng_state"),
+    ("torch", torch.random, "manual_seed"),
+    ("torch", torch.random, "seed"),
+    ("torch", torch.random, "set_rng_state"),
+)
+_KEYS = {"python": ("python",), "numpy": ("numpy",), "torch": ("torch", "cuda")}
+_home_dtype: torch.dtype | None = None  # what a user's thread may set the default dtype back to
+_dtype_is_home = threading.Event()
+_dtype_is_home.set()
+
+
+def _install_setters() -> None:
+    """Notice which thread seeds, or sets the default dtype; they do what they did."""
+    for stream, module, name in _SETTERS:
+        setattr(module, name, _noticing_stream(stream, getattr(module, name)))
+    torch.set_default_dtype = _noticing_dtype(torch.set_default_dtype)
+
+
+def _noticing_stream(stream: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setter(*args: Any, **kwargs: Any) -> Any:
+        with _swap:
+            inside = _inside if current() is None else None
+            if inside is None:
+                return original(*args, **kwargs)
+            before = rng_state()
+            result = original(*args, **kwargs)
+            after = rng_state()
+            keys = [k for k in _KEYS[stream] if k in before]
+            inside.users_stream(stream, {k: before[k] for k in keys}, after)
+            return result
+
+    return setter
+
+
+def _noticing_dtype(original: Callable[[torch.dtype], None]) -> Callable[[torch.dtype], None]:
+    @functools.wraps(original)
+    def set_default_dtype(d: torch.dtype) -> None:
+        global _home_dtype
+        if current() is not None:
+            original(d)
+            return
+        with _swap:
+            before = torch.get_default_dtype()
+            original(d)
+            now = torch.get_default_dtype()
+            if _dtype_is_home.is_set() and now != before:
+                _home_dtype = before
+                _dtype_is_home.clear()
+            elif now == _home_dtype:
+                _dtype_is_home.set()
+            if _inside is not None and now != before:
+                _inside.users_dtype(now)
+
+    return set_default_dtype
+
+
+def _wait_for_default_dtype() -> None:
+    """Do not come between a user's thread and its default dtype.
+
+    `from_pretrained` sets it for the moment in which it builds a model: changed under its hands,
+    half of the model would have another dtype. What is not set back in time is there to stay.
+    """
+    if not _dtype_is_home.wait(DTYPE_SECONDS):
+        _dtype_is_home.set()
+
+
+# ----------------------------------------------------------------------------------- bars, threads
+
+
 def _install_tqdm() -> None:
     """Turn bars of run threads off; datasets and transformers would draw them in a user's cell."""
     import tqdm.std
@@ -178,9 +307,13 @@ def _install_tqdm() -> None:
     original = tqdm.std.tqdm.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - replaces tqdm's
-        if current() is not None:
-            kwargs["disable"] = True
-        original(self, *args, **kwargs)
+        context = current()
+        if context is None or kwargs.get("disable"):
+            original(self, *args, **kwargs)
+            return
+        original(self, *args, **{**kwargs, "disable": True})
+        what = kwargs.get("desc") or (args[1] if len(args) > 1 else None) or "progress bar"
+        context.write(f"{what}: {self.total or '?'} {kwargs.get('unit', 'it')}\n")
 
     tqdm.std.tqdm.__init__ = __init__
 
@@ -196,12 +329,16 @@ def _install_thread_inheritance() -> None:
 
             def run_bound() -> None:
                 bind(context)
+                _route_displays()
                 run()
 
             self.run = run_bound  # type: ignore[method-assign]
         original(self)
 
     threading.Thread.start = start  # type: ignore[method-assign]
+
+
+# ------------------------------------------------------------------------------------------- output
 
 
 class _StreamRouter:
@@ -236,25 +373,75 @@ def _install_streams() -> None:
             setattr(sys, name, _StreamRouter(stream))
 
 
+def _install_redirection() -> None:
+    """Keep text of run threads out of what `redirect_stdout` and `%%capture` collect for a cell."""
+    from contextlib import redirect_stderr, redirect_stdout
+
+    owners: list[Any] = [redirect_stdout, redirect_stderr]
+    if "IPython" in sys.modules:
+        from IPython.utils.capture import capture_output
+
+        owners.append(capture_output)
+    for owner in owners:
+        owner.__enter__ = _routing(owner.__enter__)
+
+
+def _routing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def __enter__(self: Any) -> Any:  # noqa: N807 - replaces that of a context manager
+        result = original(self)
+        _install_streams()
+        return result
+
+    return __enter__
+
+
 class _RunRecordFilter(logging.Filter):
-    """Takes log records of run threads off a handler and writes them to the run's log."""
+    """Takes log records of run threads off a handler and writes them to the run's log, once."""
+
+    _format = logging.Formatter("%(levelname)s %(name)s: %(message)s")
 
     def filter(self, record: logging.LogRecord) -> bool:
         context = current()
         if context is None:
             return True
-        context.write(f"{record.levelname} {record.name}: {record.getMessage()}\n")
+        if not hasattr(record, "rapidfire_written"):
+            record.rapidfire_written = True
+            try:
+                text = self._format.format(record)
+            except (TypeError, ValueError, KeyError):  # its arguments do not fit its message
+                text = f"{record.levelname} {record.name}: {record.msg} {record.args}"
+            context.write(f"{text}\n")
         return False
 
 
 _filter = _RunRecordFilter()
-_LIBRARIES = ("transformers", "trl", "peft", "datasets", "accelerate", "torch", "py.warnings")
 
 
 def _install_log_filter() -> None:
-    handlers = [*logging.getLogger().handlers, logging.lastResort]
-    for name in _LIBRARIES:
-        handlers += logging.getLogger(name).handlers
-    for handler in handlers:
-        if handler is not None and isinstance(handler, logging.StreamHandler):
+    """Filter every handler that writes to a console; a user's log files stay as they are."""
+    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    handlers = [h for one in loggers if isinstance(one, logging.Logger) for h in one.handlers]
+    for handler in (*handlers, logging.lastResort):
+        console = isinstance(handler, logging.StreamHandler)
+        if console and not isinstance(handler, logging.FileHandler) and handler is not None:
             handler.addFilter(_filter)
+
+
+def _route_displays() -> None:
+    """Keep what the calling thread displays (tables, figures) out of cells; its text is logged."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    publisher: Any = getattr(shell, "display_pub", None)
+    if hasattr(publisher, "register_hook") and getattr(_thread, "publisher", None) is not publisher:
+        publisher.register_hook(_take_display)
+        _thread.publisher = publisher
+
+
+def _take_display(message: dict[str, Any]) -> dict[str, Any] | None:
+    context = current()
+    if context is None:
+        return message
+    text = message["content"].get("data", {}).get("text/plain")
+    if text:
+        context.write(f"{text}\n")
+    return None
