@@ -72,6 +72,8 @@ class Fit:
         self.executor.flush()
         self.executor.clear_staging(run)
         resume, skipped = checkpoints.newest_good(self.executor.run_dir(run))
+        if skipped:
+            checkpoints.set_aside(self.executor.run_dir(run), resume.step if resume else -1)
         rows = len(states.history(self.log.events, run))
         step = resume.step if resume else (self.state.runs[run].clone_step or 0)
         kept_rows = resume.rows if resume else 0

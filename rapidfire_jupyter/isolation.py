@@ -270,7 +270,9 @@ class _Names:
         if name not in self._names:
             return False
         value = self._names[name]
-        return isinstance(value, _PLAIN) or _is_ours(_home(value)) or _is_table(value)
+        home = _home(value)
+        known = _is_ours(home) or home.partition(".")[0] == "pandas"
+        return known or isinstance(value, _PLAIN) or home == "IPython.core.autocall"  # exit()
 
     def is_builtin(self, name: str) -> bool:
         """Whether a name still means what Python and IPython mean by it."""
@@ -332,10 +334,9 @@ def _call_may_draw(call: ast.Call, known: _Names) -> bool:
     return function.attr in _DRAWING.split() or not is_plain(function.value, known)
 
 
-def _is_shell(call: ast.expr) -> bool:
+def _is_shell(value: ast.expr) -> bool:
     """Whether an expression is `get_ipython()`, whose methods IPython calls for a magic."""
-    named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    return named and call.func.id == "get_ipython"
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "get_ipython"
 
 
 def _magic(call: ast.Call) -> tuple[str, list[Any]] | None:  # Any: constants
@@ -379,7 +380,3 @@ def _home(value: object) -> str:
 
 def _is_ours(module: str) -> bool:
     return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
-
-
-def _is_table(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas"

@@ -46,6 +46,7 @@ class Run:
     error: str = ""
     inexact: tuple[str, ...] = ()
     deleted_at: float = 0.0
+    deleted_from: Status = "stopped"
     base: str = ""
 
     @property
@@ -135,7 +136,8 @@ def _apply_op(state: State, event: Event) -> State:
     if kind == "clone":
         child = Run(**{**data["created"], "served": _entry(state)})
         return _with_run(state, replace(child, status=waiting))
-    assert event.run is not None
+    if event.run is None or event.run not in state.runs:
+        return state
     run = state.runs[event.run]
     if kind == "stop":
         return _with_run(state, replace(run, status="stopped"))
@@ -144,11 +146,16 @@ def _apply_op(state: State, event: Event) -> State:
         served = max(run.served, _entry(state))
         return _with_run(state, replace(run, status=waiting, error="", served=served, **extended))
     if kind == "boost":
-        return _with_run(state, replace(run, weight=data["weight"]))
+        # What it is ahead of the least served run is time at its old weight.
+        ahead = max(0.0, run.served - _entry(state)) * run.weight / data["weight"]
+        served = run.served if run.served <= _entry(state) else _entry(state) + ahead
+        return _with_run(state, replace(run, weight=data["weight"], served=served))
     if kind == "delete":
-        return _with_run(state, replace(run, status="deleted", deleted_at=event.time))
+        known: Status = run.status if run.status in ("completed", "failed") else "stopped"
+        deleted = replace(run, status="deleted", deleted_at=event.time, deleted_from=known)
+        return _with_run(state, deleted)
     if kind == "undelete":
-        return _with_run(state, replace(run, status="stopped"))
+        return _with_run(state, replace(run, status=run.deleted_from, deleted_from="stopped"))
     return state
 
 

@@ -380,7 +380,11 @@ def test_a_warm_clone_during_a_chunk_evaluation_leaves_parent_and_clone_as_undis
     args = {"per_device_eval_batch_size": 1, "num_train_epochs": 2}
     first = config(**args).copy(compute_metrics=seen)
     exp.run_fit(
-        [first, config(**args)], tiny.create_model, tiny.sft_rows(8), tiny.sft_rows(20)[16:], num_chunks=2
+        [first, config(**args)],
+        tiny.create_model,
+        tiny.sft_rows(8),
+        tiny.sft_rows(20)[16:],
+        num_chunks=2,
     )
     exp.wait(90)
 

@@ -212,25 +212,6 @@ def test_a_run_slowed_down_for_a_while_is_not_starved_when_its_weight_is_put_bac
     assert 1 in order[:4] and max(others_between(order, 1)) <= 2
 
 
-def test_a_run_that_waits_for_its_configuration_gives_newcomers_no_credit():
-    """A clone made with a function waits, after a restart, until its cell runs again."""
-    sim = Simulation(even(100), even(100), even(100))
-    ready = {1, 2}
-    for _ in range(40):
-        run = next_run(sim.state, ready)
-        sim.emit("slice_started", run, step=sim.state.runs[run].step)
-        sim.emit("advanced", run, step=sim.state.runs[run].step + 10, chunks=1.0)
-    sim.op("clone", 1, warm=False)
-
-    order = []
-    for _ in range(12):
-        run = next_run(sim.state, {1, 2, 4})
-        sim.emit("advanced", run, step=sim.state.runs[run].step + 10, chunks=1.0)
-        order.append(run)
-
-    assert order.count(4) == 4
-
-
 def test_nothing_is_next_while_paused_ended_or_when_nobody_is_ready():
     sim = Simulation(even(2), even(2))
     assert next_run(sim.state, []) is None
@@ -310,9 +291,7 @@ LEGAL = {
     },
     "boost": set(),
     "clone": set(),
-    "delete": {
-        (before, "deleted") for before in (*ACTIVE, "stopped", "failed", "completed")
-    },
+    "delete": {(before, "deleted") for before in (*ACTIVE, "stopped", "failed", "completed")},
     "undelete": {("deleted", "stopped"), ("deleted", "completed"), ("deleted", "failed")},
     "pause_all": {("queued", "paused"), ("running", "paused")},
     "resume_all": {("paused", "queued")},

@@ -28,7 +28,7 @@ EXTRA = "trainer_extra.json"
 STAGING = "staging"
 FINAL = "final"
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
 
 # What decides the numbers after a restart and is in no file of Hugging Face's checkpoint.
 _EXTRA_FIELDS = (
@@ -212,8 +212,12 @@ def listed(run_dir: Path) -> list[tuple[int, Path]]:
     folder = run_dir / "checkpoints"
     if not folder.is_dir():
         return []
-    found = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir())
-    return sorted((int(m[1]), p) for m, p in found if m)
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir(), reverse=True):  # "checkpoint-5" after "checkpoint-5.old"
+        match = _NAME.fullmatch(path.name)
+        if match:
+            found[int(match[1])] = path
+    return sorted(found.items())
 
 
 def put_in_place(staged: Path, target: Path) -> None:
@@ -236,10 +240,19 @@ def prune(run_dir: Path, keep: int, pinned: set[int]) -> None:
         keep: How many of the newest to keep.
         pinned: Steps to keep besides: the best one, and those a clone still needs.
     """
-    folders = listed(run_dir)
+    folders = [(step, path) for step, path in listed(run_dir) if (path / MANIFEST).exists()]
     for step, folder in folders[:-keep] if keep else folders:
         if step not in pinned:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(run_dir: Path, after: int) -> None:
+    """Rename the checkpoints past a step, which recovery passed over, so that nothing counts them."""
+    for step, folder in listed(run_dir):
+        if step > after:
+            aside = folder.with_name(f"{folder.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            storage.rename(folder, aside)
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,7 @@ def install() -> None:
     global _installed
     with _install_lock:
         if not _installed:
+            _import_trainers()
             _install_accelerate()
             _install_setters()
             _install_tqdm()
@@ -186,6 +187,16 @@ def install() -> None:
             _installed = True
         _install_streams()
         _install_log_filter()
+
+
+def _import_trainers() -> None:
+    """Import now what would draw from the user's streams when it is first used (rich does)."""
+    streams = rng_state()
+    import trl
+
+    for name in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
+        getattr(trl, name)
+    set_rng_state(streams)
 
 
 # ------------------------------------------------------------------------------ accelerate's state
@@ -379,9 +390,12 @@ def _install_redirection() -> None:
 
     owners: list[Any] = [redirect_stdout, redirect_stderr]
     if "IPython" in sys.modules:
+        from IPython.core.displaypub import CapturingDisplayPublisher
         from IPython.utils.capture import capture_output
 
         owners.append(capture_output)
+        publish = CapturingDisplayPublisher.publish
+        CapturingDisplayPublisher.publish = _taking_displays(publish)  # type: ignore[method-assign]
     for owner in owners:
         owner.__enter__ = _routing(owner.__enter__)
 
@@ -438,10 +452,27 @@ def _route_displays() -> None:
 
 
 def _take_display(message: dict[str, Any]) -> dict[str, Any] | None:
-    context = current()
-    if context is None:
+    """What a kernel's publisher calls with each message; None keeps it from being sent."""
+    if current() is None:
         return message
-    text = message["content"].get("data", {}).get("text/plain")
-    if text:
-        context.write(f"{text}\n")
+    _log_display(message["content"].get("data", {}))
     return None
+
+
+def _taking_displays(publish: Callable[..., None]) -> Callable[..., None]:
+    """Keep displays of run threads out of what `%%capture` collects for a cell."""
+
+    @functools.wraps(publish)
+    def taking(self: Any, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if current() is None:
+            publish(self, data, *args, **kwargs)
+        else:
+            _log_display(data)
+
+    return taking
+
+
+def _log_display(data: dict[str, Any]) -> None:
+    context, text = current(), data.get("text/plain")
+    if context is not None and text:
+        context.write(f"{text}\n")

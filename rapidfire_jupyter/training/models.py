@@ -98,12 +98,13 @@ def load_base(
             "return the two as a tuple"
         )
     model, tokenizer = result
+    _check_fresh(model)
     trainable = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     memo: dict[int, Any] = {id(p): _own(p, device) for p in model.parameters()}
     own = copy.deepcopy(model, memo)
     if device.type != "cpu":
         own.to(device)
-    _drop_patched_forwards(own)
+    _drop_traces_of_trainers(own)
     base = Base(name, own, tokenizer, create_model, reads.encoded(reads.read), trainable)
     base.print = fingerprint(own)
     return base
@@ -243,12 +244,28 @@ def _private_names(base: Base, peft_config: Any) -> set[str]:
     return private
 
 
-def _drop_patched_forwards(model: nn.Module) -> None:
-    """TRL patches `forward` on the instance with a closure over the model it was made for."""
+def _drop_traces_of_trainers(model: nn.Module) -> None:
+    """Undo on our copy what a trainer left on the user's model when it was trained before.
+
+    TRL patches `forward` on the instance with a closure over the model it was made for; accelerate
+    marks a model as prepared, and would then not prepare it again.
+    """
     for module in model.modules():
         if not hasattr(module, "_hf_hook"):
-            for name in ("forward", "_original_forward"):
+            for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
                 module.__dict__.pop(name, None)
+
+
+def _check_fresh(model: Any) -> None:
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wrapped = isinstance(model, PeftModel)
+    if not wrapped and any(isinstance(m, BaseTunerLayer) for m in model.modules()):
+        raise ConfigError(
+            "create_model_fn returned a model that holds adapter layers of an earlier training; "
+            "return a freshly loaded model, or the PeftModel itself with peft_config=None"
+        )
 
 
 def _tensor_print(tensor: torch.Tensor) -> tuple[Any, ...]:
