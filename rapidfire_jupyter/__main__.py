@@ -78,7 +78,8 @@ def configs(runs: int) -> RFModelConfig:
         peft_config=List(adapters[: min(runs, 2)]),
         training_args=RFSFTConfig(
             learning_rate=List([1e-3, 1e-4][: max(runs // 2, 1)]),
-            per_device_train_batch_size=4,
+            per_device_train_batch_size=2,  # 4 rows a step, in little memory
+            gradient_accumulation_steps=2,
             per_device_eval_batch_size=4,
             num_train_epochs=1,
             max_length=256,

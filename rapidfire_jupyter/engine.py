@@ -230,6 +230,8 @@ class Engine:
             return
         if step in ends or report.ending or report.save_wanted:
             fit.save(run)
+        if not fit.executor.is_open(run):
+            return
         fit.moved(run, step)
         fit.emit(
             "slice_ended",
@@ -277,6 +279,8 @@ class Engine:
                 continue
             if report.save_wanted or now >= fit.saved_at[run] + pace.checkpoint_seconds:
                 fit.save(run)
+            if not fit.executor.is_open(run):
+                return None
             over = pace.slice_seconds is not None and now >= started + pace.slice_seconds
             if report.step >= until or over:
                 return report
@@ -332,6 +336,13 @@ class Engine:
             )
             return
         judged = verdict(fit.state, op, time.time())
+        if (
+            op.kind in ("clone", "resume")
+            and op.run in fit.state.runs
+            and op.run not in fit.configs
+        ):
+            reason = f"run {op.run} was cloned with a function; run its clone cell again first"
+            judged = Verdict("refused", reason)
         data: dict[str, Any] = {}
         if judged.outcome == "applied":
             try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rapidfire_jupyter import folders, state
-from rapidfire_jupyter.errors import ExperimentError, OpError
+from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
@@ -126,7 +126,9 @@ class Experiment:
         from rapidfire_jupyter import fitting
 
         if num_shards is not None:
-            num_chunks = num_shards if num_chunks is None else num_chunks
+            if num_chunks is not None:
+                raise ConfigError("num_shards is another name of num_chunks; give one of them")
+            num_chunks = num_shards
         if num_chunks is None and chunk_size is None:
             num_chunks = 8
         if self.read_only:
@@ -267,6 +269,12 @@ class Experiment:
         Raises:
             ConfigError: One is no hyperparameter, or has an impossible value.
         """
+        other = sorted(set(longer) - {"num_train_epochs", "max_steps"})
+        if other:
+            raise ConfigError(
+                f"resume takes num_train_epochs or max_steps only, got {other[0]}; clone the run "
+                "to change it"
+            )
         self._check_changes(run, longer)
         return self._submit(Op("resume", run, longer, by))
 
@@ -366,7 +374,9 @@ class Experiment:
 
         def done() -> bool:
             asked = any(h.status == "pending" for h in self._asked)
-            return not asked and not any(r.status in ACTIVE for r in self._state.runs.values())
+            known = self._fit.configs if self._fit is not None else {}
+            active = [i for i, r in self._state.runs.items() if r.status in ACTIVE and i in known]
+            return not asked and not active
 
         self._wait(done, timeout)
         return self

@@ -151,6 +151,8 @@ class Fit:
         report = self.executor.save(run)
         if isinstance(report, messages.SaveFailed):
             raise OSError(report.error)
+        if isinstance(report, messages.Failed):  # its own state cannot be stored
+            self.failed(run, report)
         self.saved_at[run] = time.monotonic()
 
     def complete(self, run: int) -> None:
@@ -171,7 +173,10 @@ class Fit:
         self.executor.flush()
         self.executor.close(run)
         self.check_bases()
-        self.emit("run_completed", run, sync=True, step=step)
+        known = self.state.runs[run]
+        early = known.total_steps is not None and step < known.total_steps
+        note = f"a callback ended it early, at step {step} of {known.total_steps}" if early else ""
+        self.emit("run_completed", run, sync=True, step=step, note=note)
 
     def check_bases(self) -> None:
         """Mark the runs of a shared base that something has written into."""
@@ -202,7 +207,8 @@ class Fit:
         if begun and report.step > 0:
             self.save(run)
             self.executor.flush()
-        self.executor.close(run)
+        if self.executor.is_open(run):
+            self.executor.close(run)
         self.moved(run, report.step)
         return report.step
 

@@ -147,6 +147,8 @@ def _check_numbers(request: Request) -> None:
         good = isinstance(number, int | float) and not isinstance(number, bool)
         if number is not None and not (good and math.isfinite(number) and number > 0):
             raise ConfigError(f"{name} must be a number over 0, got {number!r}")
+    if request.seed >= 2**32:
+        raise ConfigError(f"seed must be less than 2**32 (numpy's limit), got {request.seed}")
     if request.isolation not in ("mark", "cells"):
         raise ConfigError(f'isolation must be "mark" or "cells", got {request.isolation!r}')
 
@@ -165,6 +167,8 @@ def _check_config(
         raise ConfigError(f"run {number}: the PEFT config is refused: {error}") from error
     finally:
         context.bind(None)
+    if args.fp16 and trainers_on_cpu():
+        raise ConfigError(f"run {number}: fp16=True needs a GPU, found none; use bf16=True")
     if args.max_steps <= 0 and not hasattr(train, "__len__"):
         raise ConfigError(
             f"run {number}: a streaming train_dataset needs max_steps in its training_args"
@@ -208,15 +212,18 @@ def _check_process_wide(configs: list[RunConfig]) -> None:
 def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, list[str]]:
     """The chunk plan; fewer chunks than asked where one would hold less than a step of a run."""
     if not hasattr(train, "__len__"):
-        return make_plan(1 << 20, request.seed, request.num_chunks or 8, None), []
+        if request.chunk_size is not None:
+            raise ConfigError("chunk_size needs a train_dataset with a length; give num_chunks")
+        return make_plan(1 << 20, request.seed, request.num_chunks, None), []
     rows = len(train)
     plan = make_plan(rows, request.seed, request.num_chunks, request.chunk_size)
+    asked = request.num_chunks or plan.num_chunks
     steps = min(math.ceil(rows / _rows_per_step(c)) for c in configs)
-    if plan.num_chunks <= steps:
+    if asked <= steps:
         return plan, []
     largest = max(_rows_per_step(c) for c in configs)
     note = (
-        f"{plan.num_chunks} chunks of {rows} rows would be smaller than one optimizer step of "
+        f"{asked} chunks of {rows} rows would be smaller than one optimizer step of "
         f"{largest} rows: using {steps} chunk{'s' if steps != 1 else ''}"
     )
     return make_plan(rows, request.seed, steps, None), [note]

@@ -61,12 +61,14 @@ class Cells:
         if rest is not None:
             self._begin(rest)
 
-    def pause_training(self, hold: Callable[[float], bool], release: Callable[[], None]) -> None:
-        """From now on pause training while a cell runs (isolation="cells")."""
-        self._hold, self._release = hold, release
+    def pause_training(
+        self, hold: Callable[[float], bool] | None, release: Callable[[], None] | None
+    ) -> None:
+        """From now on pause training while a cell runs (isolation="cells"); with None, go on."""
         thread = threading.get_ident()
-        if thread in self._loose:
-            self._settle(thread)
+        self._settle(thread)
+        self._hold, self._release = hold, release
+        if self._may_draw(thread):
             self._let_loose(thread)
 
     def token(self) -> int:

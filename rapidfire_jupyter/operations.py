@@ -41,7 +41,16 @@ def _resume(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     fit.prepared.discard(op.run)
     if not op.args:
         return Verdict("applied"), {}
-    config = modify(fit.configs[op.run], op.args)
+    run, config = fit.state.runs[op.run], modify(fit.configs[op.run], op.args)
+    longer = config.model.training_args
+    before = fit.configs[op.run].model.training_args
+    if "max_steps" in op.args and not longer.max_steps > run.step:
+        raise OpError(f"max_steps must be over the {run.step} steps done, got {longer.max_steps}")
+    if "num_train_epochs" in op.args and not longer.num_train_epochs > before.num_train_epochs:
+        raise OpError(
+            f"num_train_epochs must be over the run's {before.num_train_epochs}, got "
+            f"{longer.num_train_epochs}"
+        )
     fit.configs[op.run] = config
     return Verdict("applied"), {"config": encode(flatten(config))}
 

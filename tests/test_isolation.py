@@ -33,6 +33,7 @@ from rapidfire_jupyter.training import context
 
 ROWS = tiny.sft_rows(12)
 DROPOUT = {"model_kwargs": {"dropout": 0.1}}
+ACCUMULATING = {"gradient_accumulation_steps": 3, "num_train_epochs": 3}
 
 
 def config(model=None, lora=None, **given):
@@ -58,13 +59,19 @@ def fit(exp, configs, create_model=tiny.create_model, **how):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What runs end with beside which nothing happens: "quiet" draws nothing, "dropout" does."""
+    """What runs end with beside which nothing happens; only "dropout" draws random numbers."""
     torch.set_num_threads(1)
+    configs = {
+        "quiet": config(),
+        "dropout": config(DROPOUT),
+        "seed 7": config(seed=7),
+        "accumulating": config(**ACCUMULATING),
+    }
     exp = Experiment("undisturbed", root=tmp_path_factory.mktemp("undisturbed"))
-    fit(exp, [config(), config(DROPOUT), config(seed=7)], block=True)
+    fit(exp, list(configs.values()), block=True)
     ended = [sliced(run) for run in exp.runs]
     exp.end()
-    return dict(zip(("quiet", "dropout", "seed 7"), ended, strict=True))
+    return dict(zip(configs, ended, strict=True))
 
 
 class Meeting:
@@ -105,6 +112,12 @@ def calling(hook, actions):
             actions[state.global_step]()
 
     return type("Calling", (tiny.Callback,), {hook: call})
+
+
+def met(hook, step, **given):
+    """A config whose run meets the main thread at a step, and the meeting."""
+    meeting = Meeting()
+    return config(**given).copy(callbacks=[calling(hook, {step: meeting})]), meeting
 
 
 # ------------------------------------------------------------------------------ the user's streams
@@ -552,19 +565,38 @@ def test_a_users_own_training_beside_three_runs_and_the_runs_are_as_if_alone(
             beside.update(run.id for run in exp.runs if run.rows and run.status == "running")
 
     exp._log.subscribe(follow)
-    accumulating = config(gradient_accumulation_steps=3, num_train_epochs=3)
-    fit(exp, [config(), config(seed=7), accumulating], slice_steps=2)
+    fit(exp, [config(), config(seed=7), config(**ACCUMULATING)], slice_steps=2)
     rows, weights = own_training(tmp_path / "beside", model, TakeTurns())
     exp.wait(60)
-    again = experiment("again")
-    fit(again, accumulating, slice_steps=2, block=True)
 
     assert beside
     assert_same(sliced(exp.run(1)), undisturbed["quiet"], "quiet")
     assert_same(sliced(exp.run(2)), undisturbed["seed 7"], "seed 7")
-    assert_same(sliced(exp.run(3)), sliced(again.run(1)), "accumulating")
+    assert_same(sliced(exp.run(3)), undisturbed["accumulating"], "accumulating")
     assert rows == alone[0]
     assert all(torch.equal(value, alone[1][name]) for name, value in weights.items())
+
+
+def test_a_cell_that_builds_arguments_and_an_accelerator_in_a_step_changes_no_run(
+    experiment, undisturbed, tmp_path
+):
+    from accelerate import Accelerator
+    from trl import SFTConfig
+
+    hooked, meeting = met("on_substep_end", 1, **ACCUMULATING)
+    exp = experiment()
+
+    def build():
+        arguments = SFTConfig(output_dir=str(tmp_path / "mine"), use_cpu=True, bf16=True)
+        return arguments, Accelerator(gradient_accumulation_steps=7)
+
+    fit(exp, [hooked, config(**ACCUMULATING)])
+    _, mine = meeting.act(build)
+    exp.wait(60)
+
+    assert mine.gradient_accumulation_steps == 7
+    for run in exp.runs:
+        assert_same(sliced(run), undisturbed["accumulating"], run.name)
 
 
 # ---------------------------------------------------------------------------- bad runs fail alone
@@ -747,12 +779,6 @@ def beside(meeting, action=lambda: None):
             isolation.cells.finish()
 
     meeting.act(run_cell)
-
-
-def met(hook, step, **given):
-    """A config whose run meets the main thread at a step, and the meeting."""
-    meeting = Meeting()
-    return config(**given).copy(callbacks=[calling(hook, {step: meeting})]), meeting
 
 
 def test_a_cell_beside_a_step_marks_a_run_that_draws_and_no_other(experiment, undisturbed):
@@ -974,6 +1000,23 @@ def test_a_held_cell_that_waits_lets_training_go_on_and_is_held_for_again(cells)
 
     assert not again and trainer.released.is_set()
     assert not cells.overlapped(token)
+
+
+def test_training_is_held_for_the_cell_that_asks_for_it_and_no_more_when_that_is_over(cells):
+    trainer = Trainer()
+    cells.begin(DRAWS)
+    token = cells.token()
+
+    cells.pause_training(trainer.hold, trainer.release)
+    held = trainer.asked[-1]
+    cells.pause_training(None, None)
+    loose = cells.overlapped(token)
+    cells.finish()
+    cells.begin(DRAWS)
+    cells.finish()
+
+    assert held == "hold" and loose and trainer.released.is_set()
+    assert trainer.asked.count("hold") == 1
 
 
 def test_a_long_cell_is_held_for_no_longer_than_two_seconds_and_then_told_of(cells, monkeypatch):

@@ -247,7 +247,7 @@ def prune(run_dir: Path, keep: int, pinned: set[int]) -> None:
 
 
 def set_aside(run_dir: Path, after: int) -> None:
-    """Rename the checkpoints past a step, which recovery passed over, so that nothing counts them."""
+    """Rename the checkpoints past a step, which recovery passed over: nothing counts them then."""
     for step, folder in listed(run_dir):
         if step > after:
             aside = folder.with_name(f"{folder.name}.damaged")

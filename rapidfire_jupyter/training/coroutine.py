@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import ProgressCallback, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.utils.notebook import NotebookProgressCallback
@@ -58,6 +59,7 @@ _HOOKS = (
     "_save_checkpoint",
     "_load_rng_state",
 )
+_DISK_ERRORS = (OSError, RuntimeError, SafetensorError)  # how a full disk shows
 _SILENCED = (PrinterCallback, ProgressCallback, NotebookProgressCallback)
 
 
@@ -106,24 +108,29 @@ class Coroutine:
 
     def main(self) -> None:
         """Build, train and end; the last report says how."""
+        try:
+            last = self._run()
+        except BaseException as error:  # it could not even open its folder
+            last = _failure(error)
+        self._reports.put(last)
+
+    def _run(self) -> Report:
         assert self._task is not None
         self._task.run_dir.mkdir(parents=True, exist_ok=True)
-        with (self._task.run_dir / "train.log").open(
-            "a", encoding="utf-8", errors="replace"
-        ) as log:
+        path = self._task.run_dir / "train.log"
+        with path.open("a", encoding="utf-8", errors="replace") as log:
             context = self._context = RunContext(log)
             context.enter()
             try:
                 self._train()
-                last: Report = Closed()
             except _Unwind:
-                last = Closed()
+                pass
             except BaseException as error:
-                last = _failure(error)
+                return _failure(error)
             finally:
                 self._release()
                 context.leave()
-        self._reports.put(last)
+        return Closed()
 
     def _train(self) -> None:
         self._hand_over(self._build())
@@ -202,7 +209,7 @@ class Coroutine:
         }
         try:
             folder = checkpoints.stage(trainer, task.run_dir, facts)
-        except Exception as error:  # a full disk shows as OSError, RuntimeError or SafetensorError
+        except _DISK_ERRORS as error:
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
 
@@ -211,7 +218,7 @@ class Coroutine:
         trainer = self._trainer
         try:
             folder = checkpoints.stage_final(trainer, self._task.run_dir)
-        except Exception as error:  # as in _save
+        except _DISK_ERRORS as error:
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
 

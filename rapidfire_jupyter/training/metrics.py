@@ -22,6 +22,11 @@ def safe_compute_metrics(
         return None
     warned: set[str] = set()
 
+    def once(text: str) -> None:
+        if text not in warned:
+            warned.add(text)
+            warn(text)
+
     def compute_metrics(*args: Any, **kwargs: Any) -> dict[str, float]:
         try:
             result = function(*args, **kwargs)
@@ -32,16 +37,11 @@ def safe_compute_metrics(
             )
             return {}
         if not isinstance(result, dict):
-            warn(
+            once(
                 f"compute_metrics must return a dict of numbers, got {type(result).__name__}; "
                 "ignored"
             )
             return {}
-
-        def once(text: str) -> None:
-            if text not in warned:
-                warned.add(text)
-                warn(text)
 
         return clean_row(result, once)
 

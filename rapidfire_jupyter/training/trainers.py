@@ -258,6 +258,17 @@ def make_schedule(
         trainer._get_train_sampler = lambda dataset=None: sampler
         trainer.rapidfire_sampler = sampler
     loader = trainer.get_train_dataloader()
+    if hasattr(loader, "__len__") and len(loader) == 0:
+        left = len(trainer.train_dataset)
+        if left == 0:
+            raise DataError(
+                f"no rows are left to train on: all {plan.rows} rows were dropped, as too long or "
+                "with nothing to learn from; raise max_length"
+            )
+        raise DataError(
+            f"dataloader_drop_last=True leaves no batch: {left} rows are fewer than "
+            f"{args.train_batch_size}; use a smaller per_device_train_batch_size"
+        )
     _, per_epoch, *_, total = trainer.set_initial_training_values(args, loader)
     trainer.accelerator._dataloaders.clear()
     multiple = 1
