@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help venv install demo lab test test-fast lint bench clean
@@ -63,10 +64,10 @@ lab: $(VENV)/.lab $(VENV)/.model
 # ---- checks
 
 test: install
-	$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not gpu' $(PYTEST_ARGS)
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not slow and not gpu' $(PYTEST_ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -44,21 +44,24 @@ class Cells:
     # ---- for the engine ----
 
     def watch(self, shell: Any) -> None:
-        """Follow the cells of an IPython shell, beginning with the rest of the one that runs now.
+        """Follow the cells of an IPython shell; of the one that runs now, what is left of it.
 
         Any: InteractiveShell, None outside IPython.
         """
-        if shell is None or shell is self._shell:
+        if shell is None:
             return
-        if self._shell is not None:
-            with contextlib.suppress(ValueError):
-                self._shell.events.unregister("pre_run_cell", self.begin)
-                self._shell.events.unregister("post_run_cell", self.finish)
-        shell.events.register("pre_run_cell", self.begin)
-        shell.events.register("post_run_cell", self.finish)
-        self._shell = shell
+        if shell is not self._shell:
+            if self._shell is not None:
+                with contextlib.suppress(ValueError):
+                    self._shell.events.unregister("pre_run_cell", self.begin)
+                    self._shell.events.unregister("post_run_cell", self.finish)
+            shell.events.register("pre_run_cell", self.begin)
+            shell.events.register("post_run_cell", self.finish)
+            self._shell = shell
         rest = rest_of_cell(shell.user_ns)
         if rest is not None:
+            nested = self._running.setdefault(threading.get_ident(), [])
+            del nested[-1:]
             self._begin(rest)
 
     def pause_training(
@@ -112,7 +115,9 @@ class Cells:
         thread = threading.get_ident()
         names = getattr(self._shell, "user_ns", {})
         self._running.setdefault(thread, []).append(not is_harmless(source, names))
-        if self._may_draw(thread) and thread not in self._loose and thread not in self._timers:
+        if not self._may_draw(thread):
+            self._settle(thread)
+        elif thread not in self._loose and thread not in self._timers:
             self._let_loose(thread)
 
     def _may_draw(self, thread: int) -> bool:
@@ -169,15 +174,18 @@ waiting = cells.waiting
 
 
 def rest_of_cell(names: Mapping[str, Any]) -> str | None:
-    """What the cell that runs in this thread has still to do after its current statement.
+    """What the cell that called this package has still to do after its current statement.
 
-    A loop or other block counts as a whole. None outside of a cell.
+    The current one counts too if it is a block, or called this package by way of other code. None
+    outside of a cell.
 
     Args:
         names: The notebook's variables, by which its frame is known. Any: the user's objects.
     """
     frame: FrameType | None = sys._getframe()
-    cell = None
+    while frame is not None and _is_ours(str(frame.f_globals.get("__name__"))):
+        frame = frame.f_back
+    caller, cell = frame, None
     while frame is not None:
         if frame.f_globals is names and frame.f_code.co_name.startswith(("<module>", "<cell line")):
             cell = frame
@@ -189,13 +197,23 @@ def rest_of_cell(names: Mapping[str, Any]) -> str | None:
         body = ast.parse(source).body
     except SyntaxError:
         return source
-    line = cell.f_lineno
-    left = [
-        node
-        for node in body
-        if node.lineno > line or (hasattr(node, "body") and (node.end_lineno or line) >= line)
-    ]
-    return "\n".join(map(ast.unparse, left))
+    here, left = _position(cell), []
+    for node in body:
+        whole = hasattr(node, "body") or caller is not cell
+        end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        if (node.lineno, node.col_offset) > here or (whole and end >= here):
+            left.append(ast.unparse(node))
+    return "\n".join(left)
+
+
+def _position(frame: FrameType) -> tuple[int, int]:
+    """Line and column of what a frame executes; before Python 3.11 the column is unknown."""
+    code = frame.f_code
+    if sys.version_info >= (3, 11):
+        line, _, column, _ = list(code.co_positions())[frame.f_lasti // 2]
+        if line is not None and column is not None:
+            return line, column
+    return frame.f_lineno, 1_000_000
 
 
 # ------------------------------------------------------------------------ judging a cell's source

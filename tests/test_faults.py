@@ -776,12 +776,20 @@ def test_metrics_that_cannot_be_stored_cost_their_value_and_neither_run_nor_chec
     assert len(alerts[3]) == 1 and "must return a dict" in alerts[3][0]  # not at each evaluation
 
 
-def test_callback_state_that_cannot_be_stored_costs_its_run_alone(experiment):
+@pytest.mark.parametrize("how", ["gives a tensor", "raises"])
+def test_callback_state_that_cannot_be_stored_costs_its_run_alone(experiment, how):
     from transformers.trainer_callback import ExportableState
 
     class Unstorable(tiny.Callback, ExportableState):
+        trained = False
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.trained = True
+
         def state(self):
-            return {"args": {}, "attributes": {"x": torch.tensor(1)}}
+            if self.trained and how == "raises":
+                raise RuntimeError("this state is not JSON serializable")
+            return {"args": {}, "attributes": {"x": torch.tensor(1) if self.trained else 1}}
 
     exp = experiment()
 

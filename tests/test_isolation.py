@@ -544,17 +544,20 @@ def own_training(folder, model, on_step_end=None):
     return rows, {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_a_users_own_training_beside_three_runs_and_the_runs_are_as_if_alone(
     experiment, undisturbed, tmp_path
 ):
     alone = own_training(tmp_path / "alone", tiny.model(seed=4))
     model = tiny.model(seed=4)
     exp = experiment()
-    logged, beside = threading.Event(), set()
+    logged, built, beside = threading.Event(), threading.Semaphore(0), set()
 
     def follow(event):
         if event.kind == "logged":
             logged.set()
+        elif event.kind == "run_prepared":
+            built.release()
 
     class TakeTurns(tiny.Callback):
         """Each own step waits until a run has logged a step meanwhile."""
@@ -566,6 +569,8 @@ def test_a_users_own_training_beside_three_runs_and_the_runs_are_as_if_alone(
 
     exp._log.subscribe(follow)
     fit(exp, [config(), config(seed=7), config(**ACCUMULATING)], slice_steps=2)
+    for _ in exp.runs:  # adapters are drawn while a run is built: a seed set then is in `run.exact`
+        assert built.acquire(timeout=60)
     rows, weights = own_training(tmp_path / "beside", model, TakeTurns())
     exp.wait(60)
 
@@ -703,6 +708,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_with_a_fault_fails_with_one_line_and_the_traceback(storm, fault):
     error, where = FAULTS[fault]
@@ -716,12 +722,14 @@ def test_a_run_with_a_fault_fails_with_one_line_and_the_traceback(storm, fault):
     assert (event.data["error"], event.data["trace"]) == (run.error, run.trace)
 
 
+@pytest.mark.slow
 def test_faults_come_in_the_middle_of_training_not_only_at_its_start(storm):
     trained = {fault: bool(getattr(storm, fault).rows) for fault in FAULTS}
 
     assert trained == {**dict.fromkeys(FAULTS, True), "create": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout", "quiet", "seed 7"])
 def test_runs_beside_failing_ones_are_as_undisturbed(storm, undisturbed, name):
     run = storm.exp.runs[storm.names.index(name)]
@@ -731,6 +739,7 @@ def test_runs_beside_failing_ones_are_as_undisturbed(storm, undisturbed, name):
     assert_same((weights, optimizer, rows), undisturbed[name], name)
 
 
+@pytest.mark.slow
 def test_metrics_that_raise_cost_their_evaluation_and_nothing_else(storm, undisturbed):
     run = storm.metrics
 
@@ -746,6 +755,7 @@ def test_metrics_that_raise_cost_their_evaluation_and_nothing_else(storm, undist
     assert_same((weights, optimizer, trained), undisturbed["quiet"], "with metrics that raise")
 
 
+@pytest.mark.slow
 def test_what_a_failed_step_held_is_freed_while_its_error_is_shown(storm, capsys):
     print(storm.memory, storm.memory.error, storm.memory.trace, storm.exp.runs)
 
@@ -755,6 +765,7 @@ def test_what_a_failed_step_held_is_freed_while_its_error_is_shown(storm, capsys
     assert held and [reference() for reference in held] == [None] * len(held)
 
 
+@pytest.mark.slow
 def test_after_failures_training_goes_on_in_the_same_process(storm, undisturbed):
     clone = storm.exp.clone(1).wait(60)
 
@@ -1171,20 +1182,43 @@ def test_the_cells_of_a_shell_are_followed(cells, shell):
     assert not cells.overlapped(end)
 
 
-def test_the_cell_in_which_training_starts_is_followed_from_there_on(cells, shell):
-    overlaps = []
+@pytest.mark.parametrize(
+    ("source", "counts"),
+    [
+        ("make()\nbegin()", False),
+        ("make()\nbegin()\nx = 1", False),
+        ("make()\nbegin()\nmake()", True),
+        ("make(); begin(); make()", True),
+        ("if True:\n    begin()", False),
+        ("if True:\n    make()\n    begin()", True),
+        ("begin_and_more()", True),
+        ("%time begin()", False),
+    ],
+)
+def test_the_cell_in_which_training_starts_counts_from_there_on(cells, shell, source, counts):
+    before, after = [], []
+
+    def make():
+        before.append(cells.overlapped(cells.token()))
 
     def begin():
         cells.watch(shell)
-        overlaps.append(cells.overlapped(cells.token()))
+        after.append(cells.overlapped(cells.token()))
 
-    shell.user_ns |= {"begin": begin, "make": lambda: overlaps.append("made")}
-    for source in ("make()\nbegin()\nx = 1", "make()\nbegin()\nmake()", "if True:\n    begin()"):
-        cells.watch(InteractiveShell(config=Config({"HistoryManager": {"enabled": False}})))
-        shell.run_cell(source).raise_error()
+    shell.user_ns |= {"make": make, "begin": _as_ours(begin), "begin_and_more": lambda: begin()}
+    shell.run_cell(source).raise_error()
+    shell.run_cell(source).raise_error()
+    end = cells.token()
 
-    assert overlaps == ["made", False, "made", True, "made", True]
-    assert not cells.overlapped(cells.token())
+    assert after == [counts] * 2
+    assert before[:1] in ([], [False])  # not followed yet
+    assert not cells.overlapped(end)
+
+
+def _as_ours(function):
+    """The function, as if it were defined in the package."""
+    names = function.__globals__ | {"__name__": "rapidfire_jupyter.experiment"}
+    return type(function)(function.__code__, names, None, None, function.__closure__)
 
 
 def test_rest_of_cell_is_none_outside_of_cells():

@@ -25,6 +25,7 @@ from oracle import assert_same, sliced
 from rapidfire_jupyter import Experiment
 from rapidfire_jupyter.training.checkpoints import newest_good
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 EXIT_SECONDS = 4.0  # until everything is saved; what Python's own end takes comes on top
 
@@ -443,6 +444,7 @@ configs = [config(drop, callbacks=[Gate], num_train_epochs=3) for drop in (DROPO
 exp.run_fit(configs, tiny.create_model, tiny.sft_rows(12), num_chunks=3)
 """
     )
+    ready.good("exp._wait(lambda: all(run.facts.total_steps for run in exp.runs), 60)")
     ready.good("assert here.wait(60); torch.manual_seed(999); np.random.seed(1); gate.set()")
     ready.good("exp.wait()")
 

@@ -280,6 +280,8 @@ class Coroutine:
         trained = sum(
             p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad
         )
+        if cells.overlapped(self._cells) and self._resume is None:
+            inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
         return Prepared(schedule, self._start, base.name, 3 * trained, inexact, notes)
 
     def _restart_reasons(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ import threading
 import time
 
 import workload
-
 from figures import arguments, median, show
+
 from rapidfire_jupyter.executors.local import LocalExecutor
 
 STALLING = ("save", "flush", "finish", "close")

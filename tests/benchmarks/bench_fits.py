@@ -6,7 +6,6 @@ A B B A. The engine also saves a checkpoint at each chunk's end; plain TRL saves
 """
 
 import workload
-
 from figures import arguments, ratio, show
 
 
@@ -16,7 +15,7 @@ def main():
     if not options.quick:
         works["10M"] = workload.Work("10M", 6, 24, 4, evaluate=True)
     for size, work in works.items():
-        rounds = options.rounds or (2 if options.quick else 4)
+        rounds = options.rounds or {"tiny": 5, "10M": 3}[size]
         figures = compare(work, rounds)
         show(
             f"{work.runs} runs of {work.steps} steps, {size}, {rounds} rounds",

@@ -5,16 +5,15 @@ when one begins to put its random streams away until the next has its own in for
 engine's events and choice in between. Once more, wall time in such slices against whole runs.
 """
 
-import statistics
 import tempfile
 import threading
 import time
 from itertools import pairwise
 
 import workload
+from figures import Figure, arguments, median, ratio, show
 from transformers import TrainerCallback
 
-from figures import Figure, arguments, median, ratio, show
 from rapidfire_jupyter.training.context import RunContext
 
 SLICE_STEPS = 8

@@ -1,4 +1,4 @@
-"""What the benchmarks train: N LoRA runs on one base, by the engine or by plain TRL, in one process.
+"""What the benchmarks train: LoRA runs on one base, by the engine or by plain TRL, in one process.
 
 Import it first: it sets the process up (one thread, no network, no bars) before torch is loaded.
 """
