@@ -65,6 +65,7 @@ class Experiment:
             self._state = state.apply(self._state, event)
         self._log.subscribe(self._follow)
         self._fit: Fit | None = None
+        self._ended: Fit | None = None  # its functions still load models
         self._asked: list[OpHandle] = []
 
     def _follow(self, event: Event) -> None:
@@ -415,7 +416,7 @@ class Experiment:
 
         if self._fit is not None:
             fitting.end(self._fit)
-            self._fit = None
+            self._ended, self._fit = self._fit, None
         if not self.read_only:
             self._log.close()
             self._lock.release()

@@ -121,7 +121,7 @@ class RunView:
     def _fresh_base(self) -> tuple[Any, Any]:
         from rapidfire_jupyter.training import models
 
-        fit = self._experiment._fit
+        fit = self._experiment._fit or self._experiment._ended
         if fit is not None and self.id in fit.configs:
             return fit.executor.create_model(models.ModelConfig(fit.configs[self.id]))
         name = self.config.get("model_name")

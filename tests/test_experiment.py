@@ -109,6 +109,7 @@ def test_the_same_call_again_attaches_and_starts_nothing(done):
 def test_results_stay_readable_after_the_end_and_in_a_later_kernel(done):
     script = done.run(1).script()
     done.end()
+    assert done.best("eval_loss").load_model()[0].peft_config
     code = (
         "from rapidfire_jupyter import Experiment\n"
         f"exp = Experiment({done.name!r}, root={str(done.folder.parent)!r})\n"
