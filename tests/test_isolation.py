@@ -823,7 +823,6 @@ class Jitter:
         return self.inner([rows[i] for i in torch.randperm(len(rows)).tolist()])
 
 
-@pytest.mark.xfail(strict=True, reason="coroutine._boundary looks at draws of the step only")
 def test_a_cell_beside_a_step_marks_a_run_whose_batches_are_drawn(experiment):
     exp = experiment()
     jittery, meeting = met("on_step_begin", 2, model={"data_collator": Jitter()})
@@ -835,7 +834,6 @@ def test_a_cell_beside_a_step_marks_a_run_whose_batches_are_drawn(experiment):
     assert exp.run(1).status == "completed" and not exp.run(1).exact
 
 
-@pytest.mark.xfail(strict=True, reason="coroutine takes its first token of cells after building")
 def test_a_cell_beside_the_first_draw_of_an_adapter_marks_its_run(experiment, monkeypatch):
     meeting, initialise = Meeting(), torch.nn.init.kaiming_uniform_
 
@@ -854,7 +852,6 @@ def test_a_cell_beside_the_first_draw_of_an_adapter_marks_its_run(experiment, mo
     assert [bool(run.exact) for run in exp.runs] == [False, True]
 
 
-@pytest.mark.xfail(strict=True, reason="coroutine forgets cells at each hand-over")
 def test_a_cell_beside_a_step_is_remembered_when_its_evaluation_is_parked_in(experiment):
     exp = experiment()
     meeting, asked = Meeting(), []
@@ -876,7 +873,6 @@ def test_a_cell_beside_a_step_is_remembered_when_its_evaluation_is_parked_in(exp
     assert not exp.run(1).exact
 
 
-@pytest.mark.xfail(strict=True, reason="coroutine does not ask context.touched()")
 def test_a_default_dtype_that_was_set_beside_a_step_marks_its_run(experiment, settings):
     exp = experiment()
     hooked, meeting = met("on_step_begin", 2)

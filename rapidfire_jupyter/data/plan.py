@@ -103,6 +103,6 @@ def even_ends(num_chunks: int, epochs: float, total: int, multiple: int = 1) -> 
         epochs: Epochs of the run; chunks in all are `num_chunks` times this, rounded up.
         multiple: Ends are moved to the next multiple of this many steps.
     """
-    chunks = max(1, min(math.ceil(num_chunks * epochs), total))
+    chunks = max(1, min(math.ceil(num_chunks * epochs - 1e-9), total))
     ends = [math.ceil(total * (k + 1) / chunks / multiple) * multiple for k in range(chunks)]
     return [min(end, total) for end in ends]

@@ -59,7 +59,6 @@ _HOOKS = (
     "_save_checkpoint",
     "_load_rng_state",
 )
-_DISK_ERRORS = (OSError, RuntimeError, SafetensorError)  # how a full disk shows
 _SILENCED = (PrinterCallback, ProgressCallback, NotebookProgressCallback)
 
 
@@ -141,6 +140,8 @@ class Coroutine:
 
     def _hand_over(self, report: Report) -> None:
         """Give the baton back and obey commands until one lets this run go on."""
+        if self._begun:
+            self._mark_neighbours()
         while True:
             self._context.leave()
             self._reports.put(report)
@@ -177,20 +178,28 @@ class Coroutine:
                 f"the loss became {float(self._trainer._tr_loss)} at step {step}; lower "
                 "learning_rate, set max_grad_norm, or look at the rows of this step"
             )
-        if self._draws.step and cells.overlapped(self._cells) and not self._marked:
-            self._marked = True
-            self._emit(
-                "run_inexact",
-                reason=f"a cell ran beside step {step} and may have drawn from its random stream; "
-                'use isolation="cells" to prevent that',
-            )
-        self._cells = cells.token()
+        self._mark_neighbours()
         aligned = step % self._schedule.multiple == 0
         deadline = self._advance.deadline
         due = step >= self._advance.until or (deadline is not None and time.monotonic() >= deadline)
         if ending or (aligned and (due or self._save_wanted or self._interrupt.is_set())):
             wanted, self._save_wanted = self._save_wanted, False
             self._hand_over(Parked(step, save_wanted=wanted, ending=ending))
+
+    def _mark_neighbours(self) -> None:
+        """Tell what cells and the user's threads did beside this run that its numbers may show."""
+        step, draws = self._step(), self._draws.step or self._draws.batch
+        if draws and cells.overlapped(self._cells) and not self._marked:
+            self._marked = True
+            self._emit(
+                "run_inexact",
+                reason=f"a cell ran beside step {step} and may have drawn from its random stream; "
+                'use isolation="cells" to prevent that',
+            )
+        for what in self._context.touched():
+            if "stream" not in what or (draws and not self._marked):
+                self._emit("run_inexact", reason=f"{what} was set by other code beside step {step}")
+        self._cells = cells.token()
 
     # ---- commands ----
 
@@ -209,7 +218,9 @@ class Coroutine:
         }
         try:
             folder = checkpoints.stage(trainer, task.run_dir, facts)
-        except _DISK_ERRORS as error:
+        except Exception as error:
+            if not _is_of_disk(error):
+                raise
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
 
@@ -218,7 +229,9 @@ class Coroutine:
         trainer = self._trainer
         try:
             folder = checkpoints.stage_final(trainer, self._task.run_dir)
-        except _DISK_ERRORS as error:
+        except Exception as error:
+            if not _is_of_disk(error):
+                raise
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
 
@@ -532,6 +545,14 @@ class _watch_evaluation:  # noqa: N801 - reads as a statement
             metrics = getattr(trainer, "_metrics", None)
             if metrics is not None:
                 metrics["eval"].clear()
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Whether a save failed at the disk: OSError, or how torch and safetensors tell of one."""
+    torchs = isinstance(error, RuntimeError) and any(
+        word in str(error) for word in ("PytorchStreamWriter", "inline_container", "No space")
+    )
+    return torchs or isinstance(error, OSError | SafetensorError)
 
 
 def _failure(error: BaseException) -> Failed:

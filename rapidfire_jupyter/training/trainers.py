@@ -258,7 +258,7 @@ def make_schedule(
         trainer._get_train_sampler = lambda dataset=None: sampler
         trainer.rapidfire_sampler = sampler
     loader = trainer.get_train_dataloader()
-    if hasattr(loader, "__len__") and len(loader) == 0:
+    if hasattr(trainer.train_dataset, "__len__") and len(loader) == 0:
         left = len(trainer.train_dataset)
         if left == 0:
             raise DataError(
