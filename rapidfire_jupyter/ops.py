@@ -90,7 +90,7 @@ def _resume(state: State, op: Op, now: float) -> Verdict:
     if run.status == "completed":
         return Verdict(
             "refused",
-            f"run {run.id} has finished its {run.total_steps} steps; give num_train_epochs= or "
+            f"run {run.id} has finished, at step {run.step}; give num_train_epochs= or "
             "max_steps= to train longer, or clone it",
         )
     if run.status == "paused":

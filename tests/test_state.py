@@ -281,7 +281,7 @@ VERDICTS = [
     (
         Op("resume", 4),
         "refused",
-        "run 4 has finished its 6 steps; give num_train_epochs= or max_steps= to train longer, "
+        "run 4 has finished, at step 6; give num_train_epochs= or max_steps= to train longer, "
         "or clone it",
     ),
     (Op("resume", 4, {"max_steps": 9}), "applied", ""),

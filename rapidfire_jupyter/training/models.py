@@ -24,7 +24,7 @@ from rapidfire_jupyter.errors import ConfigError, RapidFireError
 CreateModel = Callable[[Mapping[str, Any]], tuple[Any, Any]]  # Any: a user's model and tokenizer
 
 # LoRA initialisations that write into the weights they target (PEFT's own names).
-_REWRITING_INITS = ("pissa", "olora", "corda", "loftq")
+_REWRITING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class ModelConfig(Mapping[str, Any]):
