@@ -110,6 +110,7 @@ def _saving_into(staging: Path, trainer: Any) -> Iterator[None]:
     args.output_dir = str(staging)
     trainer.processing_class = None  # the tokenizer is in `final`; in each checkpoint it costs time
     trainer.create_model_card = lambda *args, **kwargs: None
+    trainer.model.__dict__["create_or_update_model_card"] = lambda *args, **kwargs: None  # PEFT's
     for name, value in state.stateful_callbacks.items():
         if isinstance(value, list):  # else it would grow by what is there at each save
             state.stateful_callbacks[name] = []
@@ -117,6 +118,7 @@ def _saving_into(staging: Path, trainer: Any) -> Iterator[None]:
         yield
     finally:
         del trainer.create_model_card
+        del trainer.model.__dict__["create_or_update_model_card"]
         for owner, values in kept:
             for name, value in values.items():
                 setattr(owner, name, value)

@@ -120,7 +120,13 @@ def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, flo
     with untouched(trainer):
         trainer.callback_handler = _QuietHandler(on_batch, trainer)
         loader = trainer.get_eval_dataloader(dataset)
-        output = trainer.evaluation_loop(loader, description="Evaluation", metric_key_prefix="eval")
+        output = trainer.evaluation_loop(
+            loader,
+            description="Evaluation",
+            # As in Trainer.evaluate: nobody reads the logits, which cost TRL a second forward.
+            prediction_loss_only=True if trainer.compute_metrics is None else None,
+            metric_key_prefix="eval",
+        )
         metrics = dict(output.metrics)
         running = getattr(trainer, "_metrics", {}).get("eval", {})
         metrics.update({f"eval_{k}": sum(v) / len(v) for k, v in running.items() if v})

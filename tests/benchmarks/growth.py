@@ -16,10 +16,10 @@ KERNEL_THREADS = 12
 for _ in range(KERNEL_THREADS):
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
-import psutil  # noqa: E402 - the threads come first, as in a kernel
-import workload  # noqa: E402
+import psutil
+import workload
 
-from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig  # noqa: E402
+from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
 
 MIB = 2**20
 
