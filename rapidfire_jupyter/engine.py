@@ -85,11 +85,11 @@ class Engine:
 
     def hold(self, timeout: float) -> bool:
         """Pause training at the next boundary, until `release`; False if `timeout` seconds pass."""
-        self._hold.set()
+        with self._turn_lock:
+            self._hold.set()
+            training = self._turn is not None
         self._interrupt(True)
-        if self._turn is None:
-            return True
-        return self._held.wait(timeout)
+        return self._held.wait(timeout) if training else True
 
     def release(self) -> None:
         """Let training go on after `hold`."""
@@ -110,10 +110,13 @@ class Engine:
     def _work(self) -> None:
         while not self._exiting:
             self._read_inbox()
+            if self._exiting:
+                return  # no run may compute while Python ends
             self._empty_trash()
-            turn = None if self._hold.is_set() else self._next_turn()
+            holding = self._hold.is_set()
+            turn = None if holding else self._next_turn()
             if turn is None:
-                self._wait()
+                self._wait(holding)
                 continue
             fit, run = turn
             try:
@@ -123,11 +126,11 @@ class Engine:
             ) as error:  # the disk, or a fault of ours: this thread serves all others
                 self._halt(fit, error)
 
-    def _wait(self) -> None:
+    def _wait(self, holding: bool) -> None:
         """Nothing to train: wait for a message (or for the end of a hold, or of an undo period)."""
         self._held.set()
         try:
-            seconds = 0.02 if self._hold.is_set() else (1.0 if self._trash() else None)
+            seconds = 0.02 if holding else (1.0 if self._trash() else None)
             message = self._inbox.get(timeout=seconds)
         except queue.Empty:
             return
@@ -190,6 +193,8 @@ class Engine:
     def _take_turn(self, fit: Fit, run: int) -> None:
         started = time.monotonic()
         with self._turn_lock:
+            if self._hold.is_set():
+                return
             self._turn = fit, run
         try:
             if not fit.executor.is_open(run):
@@ -216,7 +221,7 @@ class Engine:
             fit.begun.add(run)
         self._observe(fit, run, first_step)
         report = None
-        if fit.executor.is_open(run):
+        if fit.executor.is_open(run) and not self._exiting:
             report = self._advance(
                 fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started
             )
@@ -226,7 +231,7 @@ class Engine:
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
         self._observe(fit, run, step)
-        if not fit.executor.is_open(run):
+        if self._exiting or not fit.executor.is_open(run):
             return
         if step in ends or report.ending or report.save_wanted:
             fit.save(run)
@@ -251,7 +256,7 @@ class Engine:
         """
         pace = fit.pace
         fit.begun.add(run)
-        if not self._inbox.empty():
+        if not self._inbox.empty() or self._hold.is_set():
             fit.executor.ask(run, True)
         while True:
             deadline = fit.saved_at[run] + pace.checkpoint_seconds
@@ -267,7 +272,7 @@ class Engine:
             if not self._inbox.empty():
                 fit.moved(run, report.step)
             while self._hold.is_set() and not self._exiting:
-                self._wait()
+                self._wait(holding=True)
             self._read_inbox()
             known = fit.state.runs.get(run)
             if self._exiting or known is None or not fit.executor.is_open(run):
@@ -303,7 +308,7 @@ class Engine:
                 command = messages.Observe()
             else:
                 break
-            if not fit.executor.is_open(run):
+            if self._exiting or not fit.executor.is_open(run):
                 return
         if isinstance(report, messages.Observed) and report.metrics is not None:
             fit.emit("logged", run, row={**report.metrics, "step": step}, source="chunk")

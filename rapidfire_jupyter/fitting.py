@@ -366,6 +366,8 @@ def _start_engine(fit: Fit, request: Request) -> None:
     isolation.cells.watch(shell)
     if request.isolation == "cells":
         isolation.cells.pause_training(runner.hold, runner.release)
+    else:
+        isolation.cells.pause_training(None, None)
     _flush_at_sigterm(runner)
     runner.add(fit)
 
