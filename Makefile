@@ -64,10 +64,10 @@ lab: $(VENV)/.lab $(VENV)/.model
 # ---- checks
 
 test: install
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m 'not gpu' $(PYTEST_ARGS)
 
 test-fast: install
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not slow and not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m 'not slow and not gpu' $(PYTEST_ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -506,7 +506,7 @@ def test_ops_act_and_say_that_a_magic_asked(main):
 
 
 def test_op_is_answered_at_once_while_training(main):
-    main.op("resume 2 num_train_epochs=200")
+    main.op("resume 2 num_train_epochs=300")
 
     answer = main.good("%rapidfire stop 2")
 
