@@ -1,13 +1,9 @@
 """Memory: frozen weights exist once, an added run costs little, and an ended one leaves nothing."""
 
 import gc
-import json
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 import tiny
@@ -39,6 +35,15 @@ class RaiseAtThirdStep(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
             raise ValueError("broken on purpose")
+
+
+@pytest.fixture(autouse=True)
+def only_what_this_test_makes():
+    """Leave what is there before a test out of collections and counts; they are quick then."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def config(seed, callbacks=(), **given):
@@ -74,7 +79,7 @@ def alive(seed):
 
 
 def count(kind):
-    """Live objects of a class and its subclasses in this process."""
+    """Live objects of a class and its subclasses that this test made."""
     gc.collect()
     return sum(issubclass(type(thing), kind) for thing in gc.get_objects())
 
@@ -110,7 +115,6 @@ def test_parked_runs_keep_no_gradients(experiment):
 @pytest.mark.parametrize("how", ["stop", "delete", "complete", "fail"])
 def test_an_ended_run_leaves_nothing(experiment, how):
     exp = experiment()
-    trainers = count(Trainer)
     special = {
         "complete": config(2, max_steps=3),
         "fail": config(2, [RaiseAtThirdStep]),
@@ -136,13 +140,12 @@ def test_an_ended_run_leaves_nothing(experiment, how):
     )
     assert alive(2) == []
     assert len(alive(1)) == len(held[1]) and len(alive(3)) == len(held[3])
-    assert count(Trainer) == trainers + 2
+    assert count(Trainer) == 2
     assert run_threads() == ["rapidfire-run-1", "rapidfire-run-3"]
 
 
 def test_stopping_and_resuming_piles_nothing_up(experiment):
     exp = experiment()
-    trainers, models = count(Trainer), count(LlamaForCausalLM)
     parked(exp, [config(1), config(2)])
 
     for _ in range(3):
@@ -153,36 +156,34 @@ def test_stopping_and_resuming_piles_nothing_up(experiment):
         until(lambda step=step: exp.run(2).facts.step > step)
         exp.pause_all().wait()
 
-    assert count(Trainer) == trainers + 2
-    assert count(LlamaForCausalLM) == models + 3  # the base, and a skeleton for each run
+    assert count(Trainer) == 2
+    assert count(LlamaForCausalLM) == 3  # the base, and a skeleton for each run
     assert sorted(run_threads()) == ["rapidfire-run-1", "rapidfire-run-2"]
 
 
 def test_end_frees_runs_base_and_data(experiment):
     exp = experiment()
-    trainers, models = count(Trainer), count(LlamaForCausalLM)
     parked(exp, [config(seed) for seed in (1, 2, 3)])
     data = weakref.ref(held[1]["data loader"]().dataset)
 
     exp.end()
 
     assert [alive(seed) for seed in (1, 2, 3)] == [[], [], []]
-    assert count(Trainer) == trainers
-    assert count(LlamaForCausalLM) == models
+    assert count(Trainer) == 0
+    assert count(LlamaForCausalLM) == 0
     assert data() is None
     assert run_threads() == []
 
 
 def test_a_failed_build_leaves_nothing(experiment):
     exp = experiment()
-    trainers, models = count(Trainer), count(LlamaForCausalLM)
     broken = config(2, [RaiseAtInit])
 
     exp.run_fit([broken], tiny.create_model, tiny.sft_rows(8), num_chunks=1, block=True)
 
     assert exp.run(1).status == "failed"
-    assert count(Trainer) == trainers
-    assert count(LlamaForCausalLM) == models + 1  # the base
+    assert count(Trainer) == 0
+    assert count(LlamaForCausalLM) == 1  # the base
     assert run_threads() == []
 
 
@@ -225,17 +226,3 @@ def registries(*owners):
         }
         for owner in owners
     ]
-
-
-@pytest.mark.slow
-def test_an_added_run_costs_little_more_than_what_it_trains():
-    script = Path(__file__).parent / "benchmarks" / "growth.py"
-
-    done = subprocess.run(
-        [sys.executable, str(script), "10M", "8", "32"], capture_output=True, text=True
-    )
-
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    budget_mib = 1.2 * found["adapter_gradient_adam_mib"] + 12e6 / 2**20
-    assert found["growth_mib"] <= budget_mib, found
