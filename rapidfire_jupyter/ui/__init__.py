@@ -1,0 +1,1 @@
+"""What a person sees and clicks: the panel, its static twin, figures and reports."""
