@@ -200,7 +200,7 @@ class Ask(TypedDict):
     - "schedule": {"run", "changes", "warm"}; {"steps": [..], "parent": [..], "clone": [..],
       "from_step": int}: learning rates at steps.
     - "config": {"run"}; {"values": {path: value}}.
-    - "log": {"run", "lines": 200}; {"text"}: the end of its train.log. With an error: its trace too.
+    - "log": {"run", "lines": 200}; {"text"}: the end of its train.log, and its trace if it failed.
     - "peek": {"run"}; {"rows": [[{"text", "learned": bool}]]}.
     - "export": {"format": "csv"|"parquet"|"html"|"adapter", "run"?}; {"file": name, "mime"} and the
       bytes as buffer, or {"path"} for the adapter's folder (relative to the kernel's directory).
