@@ -2,7 +2,7 @@
 
 The kernel's end is `ui/panel.py`, the browser's `ui/static/*.js`; both are written against this
 file. All messages are custom messages of one anywidget model per experiment. The kernel speaks in
-`Snapshot`, `Delta`, `Ack` and `Answer`; a view in `Hello`, `Bye`, `Ping`, `Ask` and `Order`.
+`Snapshot`, `Delta`, `Pong`, `Ack` and `Answer`; a view in `Hello`, `Bye`, `Ping`, `Ask` and `Order`.
 
 Numbers of curves travel as binary: a `Block` describes consecutive rows of one run that logged the
 same metrics; its numbers lie in the message's one buffer, little-endian float32, row after row:
@@ -127,6 +127,14 @@ class Delta(TypedDict):
     slices: list[Slice]
 
 
+class Pong(TypedDict):
+    """The answer to a `Ping`, at once. A view that has seen less than `seq` asks for a snapshot."""
+
+    type: Literal["pong"]
+    view: str
+    seq: int  # of the newest delta or snapshot sent
+
+
 class Ack(TypedDict):
     """Sent at once for every order ("pending", or "refused" at the door), and when it has acted."""
 
@@ -202,6 +210,7 @@ class Ask(TypedDict):
     - "config": {"run"}; {"values": {path: value}}.
     - "log": {"run", "lines": 200}; {"text"}: the end of its train.log, and its trace if it failed.
     - "peek": {"run"}; {"rows": [[{"text", "learned": bool}]]}.
+    - "data": nothing; {"chunks": [{"rows", "tokens", "groups": {name: share}}]}: their balance.
     - "export": {"format": "csv"|"parquet"|"html"|"adapter", "run"?}; {"file": name, "mime"} and the
       bytes as buffer, or {"path"} for the adapter's folder (relative to the kernel's directory).
     - "samples": {"chunk"}; {"chunks": [..], "prompts": [Sample]}.
