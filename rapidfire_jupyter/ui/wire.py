@@ -2,7 +2,7 @@
 
 The kernel's end is `ui/panel.py`, the browser's `ui/static/*.js`; both are written against this
 file. All messages are custom messages of one anywidget model per experiment. The kernel speaks in
-`Snapshot`, `Delta`, `Pong`, `Ack` and `Answer`; a view in `Hello`, `Bye`, `Ping`, `Ask` and `Order`.
+`Snapshot`, `Delta`, `Pong`, `Ack` and `Answer`; a view in `Hello`, `Bye`, `Ping`, `Ask`, `Order`.
 
 Numbers of curves travel as binary: a `Block` describes consecutive rows of one run that logged the
 same metrics; its numbers lie in the message's one buffer, little-endian float32, row after row:
