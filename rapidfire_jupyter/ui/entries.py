@@ -1,0 +1,93 @@
+"""The lines of the events tab: what happened, in words."""
+
+from typing import Any, Literal
+
+from rapidfire_jupyter.events import Event
+from rapidfire_jupyter.ui.wire import Entry
+
+_VERBS = {
+    "stop": "stopped",
+    "resume": "resumed",
+    "boost": "boosted",
+    "clone": "cloned",
+    "delete": "deleted",
+    "undelete": "brought back",
+    "pause_all": "training paused",
+    "resume_all": "training goes on",
+}
+
+
+def entry(event: Event, first_time: float) -> Entry | None:
+    """The line of an event; None for events that are too many or too small for one.
+
+    Args:
+        event: Of any kind.
+        first_time: Unix time of the experiment's first event.
+    """
+    told = _text(event)
+    if told is None:
+        return None
+    text, level = told
+    op = event.kind == "op"
+    return {
+        "seq": event.seq,
+        "time": round(event.time - first_time, 3),
+        "kind": event.kind,
+        "run": event.run,
+        "text": text,
+        "level": level,
+        "op": str(event.data["kind"]) if op else "",
+        "outcome": str(event.data["outcome"]) if op else "",
+    }
+
+
+def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
+    data, run = event.data, f"run {event.run}"
+    if event.kind == "op":
+        return _op_text(event)
+    if event.kind == "alert":
+        where = f"{run}: " if event.run is not None else ""
+        return where + str(data.get("text", "")).partition("\n")[0], "alert"
+    if event.kind == "run_failed":
+        return f"{run} failed: {data['error']}", "error"
+    if event.kind == "run_inexact":
+        return f"{run} may differ from plain TRL: {data['reason']}", "alert"
+    if event.kind == "run_completed":
+        note = f"; {data['note']}" if data.get("note") else ""
+        return f"{run} is completed, at step {data['step']}{note}", "info"
+    if event.kind == "run_recovered":
+        return f"{run} goes on from its checkpoint of step {data['step']}", "info"
+    if event.kind == "run_prepared" and data.get("notes"):
+        return f"{run}: {'; '.join(map(str, data['notes']))}", "info"
+    if event.kind == "fit_started":
+        return f"training of {len(data['runs'])} runs started", "info"
+    if event.kind == "attached":
+        return "training goes on in this kernel", "info"
+    if event.kind == "ended":
+        return "the experiment was ended", "info"
+    return None
+
+
+def _op_text(event: Event) -> tuple[str, Literal["info", "alert", "error"]]:
+    data = event.data
+    kind, by = str(data["kind"]), f" ({data['by']})" if data.get("by") else ""
+    about = f"run {event.run} " if event.run is not None else ""
+    if data["outcome"] == "refused":
+        return f"{about}{kind} was refused: {data['reason']}{by}", "alert"
+    if data["outcome"] == "already":
+        reason = f": {data['reason']}" if data.get("reason") else ""
+        return f"{about}{kind}: it was so already{reason}{by}", "info"
+    return f"{about}{_VERBS.get(kind, kind)}{_details(event.data)}{by}", "info"
+
+
+def _details(data: Any) -> str:  # Any: JSON values of an op event
+    if data["kind"] == "boost":
+        return f" to weight {data['weight']:g}"
+    if data["kind"] == "clone":
+        child, warm = data["created"]["id"], "warm" if data["args"].get("warm") else "cold"
+        changes = ", ".join(f"{k}={v}" for k, v in data["args"].get("changes", {}).items())
+        return f" {warm} as run {child}" + (f" with {changes}" if changes else "")
+    if data["kind"] == "pause_all" and data.get("reason"):
+        return f": {data['reason']}"
+    at = data.get("step")
+    return f" at step {at}" if data["kind"] in ("stop", "delete") and at is not None else ""
