@@ -20,9 +20,11 @@ from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle, Verdict, verdict
 from rapidfire_jupyter.state import Run
-from rapidfire_jupyter.training import messages
+from rapidfire_jupyter.training import memory, messages
 
 logger = logging.getLogger(__name__)
+
+TIDY_SECONDS = 10.0  # memory that runs freed is given back this often while they train
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Engine:
         self._hold = threading.Event()
         self._held = threading.Event()
         self._exiting = False
+        self._exit: Future[None] | None = None
+        self._deferred: list[_Message] = []  # asked by a cell that training is held for
+        self._tidied: float | None = None  # when memory was given back; None: nothing to give
         self._thread = threading.Thread(target=self._work, name="rapidfire-engine", daemon=True)
         self._thread.start()
 
@@ -71,12 +76,11 @@ class Engine:
     def shut_down(self, timeout: float) -> None:
         """Checkpoint every experiment and stop training for good, in at most `timeout` seconds."""
         if self._thread.is_alive():
-            done: Future[None] = Future()
-            self._send(_Message("exit", None, reply=done))
-            try:
-                done.result(timeout)
-            except TimeoutError:
-                return
+            if self._exit is None:
+                self._exit = Future()
+                self._send(_Message("exit", None, reply=self._exit))
+            with contextlib.suppress(TimeoutError):
+                self._exit.result(timeout)
 
     def training_run(self) -> int | None:
         """Id of the run that holds the baton now."""
@@ -121,29 +125,48 @@ class Engine:
             fit, run = turn
             try:
                 self._take_turn(fit, run)
-            except (
-                Exception
-            ) as error:  # the disk, or a fault of ours: this thread serves all others
+            except Exception as error:  # the disk or a fault of ours; this thread serves others too
                 self._halt(fit, error)
 
     def _wait(self, holding: bool) -> None:
         """Nothing to train: wait for a message (or for the end of a hold, or of an undo period)."""
+        if not holding and self._tidied is not None:
+            memory.give_back()
+            self._tidied = None
         self._held.set()
         try:
-            seconds = 0.02 if holding else (1.0 if self._trash() else None)
+            soon = holding or self._deferred
+            seconds = 0.02 if soon else (1.0 if self._trash() else None)
             message = self._inbox.get(timeout=seconds)
         except queue.Empty:
             return
         finally:
             self._held.clear()
-        self._handle(message)
+        self._take(message)
+
+    def _tidy(self) -> None:
+        now = time.monotonic()
+        if self._tidied is None:
+            self._tidied = now
+        elif now >= self._tidied + TIDY_SECONDS:
+            memory.give_back()
+            self._tidied = now
 
     def _read_inbox(self) -> None:
+        while self._deferred and not self._hold.is_set():
+            self._handle(self._deferred.pop(0))
         while True:
             try:
                 message = self._inbox.get_nowait()
             except queue.Empty:
                 return
+            self._take(message)
+
+    def _take(self, message: _Message) -> None:
+        """Handle a message; while training is held for a cell, ops wait: they may need a run."""
+        if message.action in ("op", "end") and (self._deferred or self._hold.is_set()):
+            self._deferred.append(message)
+        else:
             self._handle(message)
 
     def _handle(self, message: _Message) -> None:
@@ -209,6 +232,7 @@ class Engine:
             with self._turn_lock:
                 self._turn = None
             fit.used_seconds += (time.monotonic() - started) / fit.weight
+            self._tidy()
 
     # ---- a run's turn ----
 
@@ -380,6 +404,7 @@ class Engine:
         for fit in self._fits:
             if fit.halted:
                 continue
+            fit.executor.flush()  # what is on its way to the disk need not be saved again
             for run in fit.state.runs.values():
                 if fit.executor.is_open(run.id) and run.id in fit.begun:
                     report = fit.executor.command(run.id, messages.AbortEvaluation())

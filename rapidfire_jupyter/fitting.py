@@ -32,7 +32,7 @@ from rapidfire_jupyter.executors.local import LocalExecutor
 from rapidfire_jupyter.fit import Fit, Pace
 from rapidfire_jupyter.search import as_search
 from rapidfire_jupyter.state import State
-from rapidfire_jupyter.training import context, models, trainers
+from rapidfire_jupyter.training import context, models, process, trainers
 
 EXIT_SECONDS = 3.5
 _VERSIONED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -70,7 +70,7 @@ def start(
         ExperimentError: The experiment was made with something else.
     """
     _check_numbers(request)
-    context.install()
+    process.install()
     search = as_search(request.config_group, request.trainer_type)
     configs = search.runs()
     train = as_dataset(request.train, "train_dataset")
@@ -89,6 +89,7 @@ def start(
     data = trainers.FitData(train, evaluation, plan, request.seed, request.eval_rows)
     if live is not None and not live.halted:
         _check_same(name, state, facts, configs)
+        _tell_if_paused(state)
         return live
     if state.fit is not None:
         _check_same(name, state, facts, configs)
@@ -110,15 +111,22 @@ def start(
         log.append("fit_started", sync=True, fit=facts, runs=_specs(configs))
     else:
         _attach(fit, log)
+        _tell_if_paused(fit.state)
     if trainers_on_cpu():
         print("no GPU found: training on the CPU (use_cpu=True)")
     _start_engine(fit, request)
     return fit
 
 
+def _tell_if_paused(state: State) -> None:
+    if state.paused:
+        print("the experiment is paused; exp.resume_all() lets it train")
+
+
 def end(fit: Fit) -> None:
     """Save and close an experiment's runs; waits for the step in flight."""
-    engine().end(fit)
+    with isolation.waiting():
+        engine().end(fit)
 
 
 def trainers_on_cpu() -> bool:

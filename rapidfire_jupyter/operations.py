@@ -20,7 +20,9 @@ def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         return _clone(fit, op)
     if op.kind == "stop":
         assert op.run is not None
-        return done, {"step": fit.checkpoint_and_close(op.run)}
+        step = fit.checkpoint_and_close(op.run)
+        _check_saved(fit, op.run)
+        return done, {"step": step}
     if op.kind == "resume":
         return _resume(fit, op)
     if op.kind == "boost":
@@ -99,9 +101,16 @@ def _warm_source(fit: Fit, parent: Run, clone: int) -> int:
         if not isinstance(report, messages.Parked) or report.begun:
             fit.save(parent.id)
             fit.executor.flush()
+            _check_saved(fit, parent.id)
         fit.moved(parent.id, report.step)
     newest, _ = checkpoints.newest_good(fit.executor.run_dir(parent.id))
     if newest is None:
         raise OpError(f"run {parent.id} has no good checkpoint to start warm from; use warm=False")
     folders.copy_source(newest.path, fit.executor.run_dir(clone) / "source")
     return newest.step
+
+
+def _check_saved(fit: Fit, run: int) -> None:
+    known = fit.state.runs[run]
+    if known.status == "failed":
+        raise OpError(f"run {run} failed as it was saved: {known.error}; see its trace")

@@ -5,10 +5,11 @@ engine asks it at the boundary where the op would act, so an op is judged by wha
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rapidfire_jupyter import isolation
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.state import ACTIVE, State
 
@@ -152,11 +153,29 @@ class OpHandle:
         self.step: int | None = None
         self.run_id: int | None = op.run
         self._done = threading.Event()
+        self._callbacks: list[Callable[[OpHandle], None]] = []
+        self._lock = threading.Lock()
 
     def settle(self, outcome: Outcome, reason: str, step: int | None, run_id: int | None) -> None:
         """Called once, by the engine."""
-        self.status, self.reason, self.step, self.run_id = outcome, reason, step, run_id
-        self._done.set()
+        # The status is what others look at first, so it comes last.
+        self.reason, self.step, self.run_id, self.status = reason, step, run_id, outcome
+        with self._lock:
+            self._done.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def then(self, callback: "Callable[[OpHandle], None]") -> None:
+        """Call `callback(handle)` once the op has acted, or now if it has.
+
+        It is called in the engine's thread while training waits: it must be quick and never raise.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
     def wait(self, timeout: float | None = None) -> "OpHandle":
         """Wait until the op has acted.
@@ -168,7 +187,9 @@ class OpHandle:
             OpError: The op was refused (its reason is the message).
             TimeoutError: It is still pending.
         """
-        if not self._done.wait(timeout):
+        with isolation.waiting():
+            done = self._done.wait(timeout)
+        if not done:
             raise TimeoutError(f"op {self.op.kind!r} is still pending after {timeout} s")
         if self.status == "refused":
             raise OpError(self.reason)

@@ -25,11 +25,12 @@ from rapidfire_jupyter import (
     RFLoraConfig,
     RFModelConfig,
     RFSFTConfig,
+    cell_source,
     isolation,
 )
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
-from rapidfire_jupyter.training import context
+from rapidfire_jupyter.training import context, process
 
 ROWS = tiny.sft_rows(12)
 DROPOUT = {"model_kwargs": {"dropout": 0.1}}
@@ -258,7 +259,7 @@ def test_a_dtype_that_a_run_leaves_set_does_not_become_the_users(experiment):
 
 
 def test_a_dtype_that_a_cell_sets_for_a_while_is_not_changed_under_its_hands(settings):
-    context.install()
+    process.install()
     order, ready = [], threading.Event()
     run = context.RunContext(io.StringIO())
 
@@ -280,7 +281,7 @@ def test_a_dtype_that_a_cell_sets_for_a_while_is_not_changed_under_its_hands(set
 
 
 def test_a_context_tells_what_users_threads_set_while_a_run_was_inside(settings):
-    context.install()
+    process.install()
     meeting, run, told = Meeting(), context.RunContext(io.StringIO()), []
 
     def turn():
@@ -1145,12 +1146,12 @@ DRAWING = [
 
 @pytest.mark.parametrize("source", HARMLESS)
 def test_cells_that_use_our_api_print_or_look_are_harmless(names, source):
-    assert isolation.is_harmless(source, names)
+    assert cell_source.is_harmless(source, names)
 
 
 @pytest.mark.parametrize("source", DRAWING)
 def test_cells_that_call_anything_else_may_draw(names, source):
-    assert not isolation.is_harmless(source, names)
+    assert not cell_source.is_harmless(source, names)
 
 
 @pytest.fixture

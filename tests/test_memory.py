@@ -1,9 +1,13 @@
 """Memory: frozen weights exist once, an added run costs little, and an ended one leaves nothing."""
 
 import gc
+import json
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import tiny
@@ -226,3 +230,16 @@ def registries(*owners):
         }
         for owner in owners
     ]
+
+
+@pytest.mark.slow
+def test_a_parked_run_costs_its_adapter_gradients_and_moments_and_little_more():
+    script = Path(__file__).parent / "benchmarks" / "growth.py"
+
+    done = subprocess.run(
+        [sys.executable, script, "10M", "8", "32"], capture_output=True, text=True, check=True
+    )
+
+    figures = json.loads(done.stdout.splitlines()[-1])
+    allowed = 1.2 * figures["adapter_gradient_adam_mib"] + 12e6 / 2**20
+    assert figures["growth_mib"] <= allowed, figures

@@ -25,12 +25,13 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
     "domain": "errors choices arguments config changes encoding search storage folders events "
-    "state ops isolation",
+    "state ops cell_source isolation",
     "decisions": "scheduler monitors policies analysis",
     "work": "executors training data",
     "engine": "engine fit operations",
-    "user": "experiment runs fitting",
-    "surface": "magics verbs yaml_body completion doctor _shim __main__ ui",
+    "view": "ui",
+    "user": "experiment showing runs fitting",
+    "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {
     name: rank for rank, names in enumerate(LAYERS.values()) for name in names.split()

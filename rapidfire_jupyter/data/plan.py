@@ -44,8 +44,10 @@ class ChunkPlan:
 def make_plan(rows: int, seed: int, num_chunks: int | None, chunk_size: int | None) -> ChunkPlan:
     """Cut an epoch of `rows` rows into `num_chunks` even chunks, or chunks of `chunk_size` rows.
 
+    More chunks than rows make one chunk of each row.
+
     Raises:
-        ConfigError: Both or neither are given, or one is no positive number, or there are no rows.
+        ConfigError: Both or neither are given, or one is no positive number.
     """
     if (num_chunks is None) == (chunk_size is None):
         raise ConfigError("give num_chunks or chunk_size (rows), not both; default is num_chunks=8")

@@ -4,11 +4,13 @@
 wait for a command; its iterator, optimizer, scheduler and callbacks stay live meanwhile.
 """
 
+import functools
 import io
 import queue
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
-from rapidfire_jupyter.training import checkpoints, trainers, warm, watching
+from rapidfire_jupyter.training import checkpoints, output, trainers, warm, watching
 from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
@@ -102,8 +104,10 @@ class Coroutine:
         self._resumed_at_end = False
         self._begun = False
         self._cells, self._marked = cells.token(), False
+        self._told: set[str] = set()  # what other code set beside this run, each told once
         self._start = task.resume.step if task.resume else 0
         self._parked_in_evaluation = False
+        self.remains: list[weakref.ref[Any]] = []  # what was trained; dead once it is freed
 
     def main(self) -> None:
         """Build, train and end; the last report says how."""
@@ -119,6 +123,7 @@ class Coroutine:
         path = self._task.run_dir / "train.log"
         with path.open("a", encoding="utf-8", errors="replace") as log:
             context = self._context = RunContext(log)
+            output.route_displays()
             context.enter()
             try:
                 self._train()
@@ -146,6 +151,7 @@ class Coroutine:
             self._context.leave()
             self._reports.put(report)
             command = self._commands.get()
+            output.route_displays()
             self._context.enter()
             self._cells = cells.token()
             match command:
@@ -197,7 +203,9 @@ class Coroutine:
                 'use isolation="cells" to prevent that',
             )
         for what in self._context.touched():
-            if "stream" not in what or (draws and not self._marked):
+            told = what in self._told or ("stream" in what and not (draws and not self._marked))
+            if not told:
+                self._told.add(what)
                 self._emit("run_inexact", reason=f"{what} was set by other code beside step {step}")
         self._cells = cells.token()
 
@@ -340,6 +348,7 @@ class Coroutine:
             )
         for callback in _SILENCED:
             trainer.remove_callback(callback)
+        trainer.accelerator.free_memory = functools.partial(_reset, trainer.accelerator)
         trainer.add_callback(_Watcher(self))
         self._step_done = trainer._maybe_log_save_evaluate
         self._run_epoch = trainer._run_epoch
@@ -492,6 +501,11 @@ class Coroutine:
                 handle.remove()
             trainer.accelerator.gradient_state.dataloader_references = [None]
             trainer.accelerator._models.clear()
+            trainer.accelerator.__dict__.pop("free_memory", None)
+            self.remains = [weakref.ref(p) for p in trainer.model.parameters() if p.requires_grad]
+            for module in trainer.model.modules():  # TRL and accelerate tie models into cycles
+                for name in ("forward", "_original_forward"):
+                    module.__dict__.pop(name, None)
             trainer.__dict__.clear()
         self._context.accelerate_state.clear()
 
@@ -545,6 +559,18 @@ class _watch_evaluation:  # noqa: N801 - reads as a statement
             metrics = getattr(trainer, "_metrics", None)
             if metrics is not None:
                 metrics["eval"].clear()
+
+
+def _reset(accelerator: Any, *objects: Any) -> tuple[Any, ...]:
+    """What `Accelerator.free_memory` does when training begins, but for the garbage collection.
+
+    That goes through the whole process and takes a quarter second; a new trainer has nothing to
+    free. Any: accelerate's objects.
+    """
+    for name in ("_schedulers", "_optimizers", "_models", "_dataloaders"):
+        setattr(accelerator, name, [])
+    accelerator.step = 0
+    return objects
 
 
 def _is_of_disk(error: Exception) -> bool:

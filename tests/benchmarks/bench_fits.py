@@ -13,7 +13,7 @@ def main():
     options = arguments(__doc__)
     works = {"tiny": workload.Work("tiny", 6, 24, 4, evaluate=True)}
     if not options.quick:
-        works["10M"] = workload.Work("10M", 6, 24, 4, evaluate=True)
+        works["10M"] = workload.Work("10M", 6, 48, 4, evaluate=True)
     for size, work in works.items():
         rounds = options.rounds or {"tiny": 5, "10M": 3}[size]
         figures = compare(work, rounds)
