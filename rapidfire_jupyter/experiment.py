@@ -10,17 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import folders, state
+from rapidfire_jupyter import folders, showing, state
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
+from rapidfire_jupyter.ui.view import lower_is_better
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from rapidfire_jupyter.fit import Fit
+    from rapidfire_jupyter.ui.panel import Panel
 
 _open: dict[Path, "Experiment"] = {}
 _open_lock = threading.Lock()
@@ -67,6 +70,7 @@ class Experiment:
         self._fit: Fit | None = None
         self._ended: Fit | None = None  # its functions still load models
         self._asked: list[OpHandle] = []
+        self._panel: Panel | None = None
 
     def _follow(self, event: Event) -> None:
         self._state = state.apply(self._state, event)
@@ -93,6 +97,7 @@ class Experiment:
         isolation: Literal["mark", "cells"] = "mark",
         weight: float = 1.0,
         block: bool = False,
+        panel: bool = True,
     ) -> "Experiment":
         """Train every configuration of a group, chunk by chunk in turns; returns at once.
 
@@ -117,6 +122,7 @@ class Experiment:
                 have drawn from its random stream; "cells" pauses while a cell runs (at most 2 s).
             weight: Share of training time among experiments of this kernel.
             block: Wait until all runs are done.
+            panel: Show the live panel under the cell, in a notebook.
 
         Raises:
             ConfigError: A configuration cannot be trained.
@@ -162,9 +168,44 @@ class Experiment:
         self._fit = fitting.start(
             self.name, self.folder, self._log, self._state, self._fit, request
         )
+        if panel:
+            showing.show_in_notebook(self)
         if block:
             self.wait()
         return self
+
+    # ---- what is seen ----
+
+    def panel(self) -> "Panel":
+        """The live view of this experiment; a cell that ends with it shows it.
+
+        It may be shown any number of times; all views are of one and the same. Ops in it are those
+        of this object. An ended experiment is shown as it was.
+        """
+        if self._panel is None or self._panel.comm is None:
+            self._panel = showing.make_panel(self)
+        return self._panel
+
+    def figure(
+        self, metric: str = "loss", x: Literal["step", "epoch", "rows", "time"] = "step"
+    ) -> "go.Figure":
+        """A metric of every run as a plotly figure. Needs the package plotly.
+
+        Args:
+            metric: A logged name, as in `results()`.
+            x: "step", "epoch", "rows" seen, or "time" in seconds since the first event.
+
+        Raises:
+            OpError: No run has logged this metric, or plotly is not installed.
+        """
+        return showing.figure(self, metric, x)
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write a page with all curves, the table and the best configuration; gives its path.
+
+        It is one file, without script, and needs no network.
+        """
+        return showing.export(self, path, "html")
 
     # ---- what there is ----
 
@@ -232,9 +273,7 @@ class Experiment:
         Raises:
             OpError: No run has logged this metric.
         """
-        low = mode == "min" or (
-            mode is None and any(w in metric for w in ("loss", "perplexity", "error"))
-        )
+        low = mode == "min" or (mode is None and lower_is_better(metric))
         scores = {}
         for run in self.runs:
             values = [row[metric] for row in run.rows if metric in row]
@@ -379,7 +418,10 @@ class Experiment:
             active = [i for i, r in self._state.runs.items() if r.status in ACTIVE and i in known]
             return not asked and not active
 
-        self._wait(done, timeout)
+        try:
+            self._wait(done, timeout)
+        finally:
+            showing.bring_up_to_date(self)
         return self
 
     def _wait(self, done: Any, timeout: float | None) -> None:  # Any: a callable without arguments
@@ -422,6 +464,7 @@ class Experiment:
             self._lock.release()
         with _open_lock:
             _open.pop(self.folder, None)
+        showing.bring_up_to_date(self)
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name!r} {self.status}>\n{self.runs!r}"

@@ -30,7 +30,7 @@ LAYERS = {
     "work": "executors training data",
     "engine": "engine fit operations",
     "view": "ui",
-    "user": "experiment showing runs fitting",
+    "user": "experiment showing front_ends runs fitting",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {

@@ -94,7 +94,9 @@ def unpack(blocks: Sequence[Block], numbers: bytes) -> dict[int, list[Point]]:
     return found
 
 
-def quotas(rows: Mapping[int, int], widths: Mapping[int, float]) -> dict[int, int]:
+def quotas(
+    rows: Mapping[int, int], widths: Mapping[int, float], share: float = 1.0
+) -> dict[int, int]:
     """How many rows of each run a snapshot has, so that it stays small.
 
     What runs with few rows leave over goes to the others.
@@ -102,10 +104,12 @@ def quotas(rows: Mapping[int, int], widths: Mapping[int, float]) -> dict[int, in
     Args:
         rows: Rows there are, by run.
         widths: Numbers in a row, by run.
+        share: Of the usual size of a snapshot.
     """
     width = sum(rows[i] * widths[i] for i in rows) / max(1, sum(rows.values()))
-    least = min(LEAST_ROWS, MOST_ROWS // max(1, len(rows)))
-    left = max(int(min(MOST_ROWS, MOST_NUMBERS / max(1.0, width))), least * len(rows))
+    least = int(share * min(LEAST_ROWS, MOST_ROWS // max(1, len(rows))))
+    most = share * min(MOST_ROWS, MOST_NUMBERS / max(1.0, width))
+    left = max(int(most), least * len(rows))
     given: dict[int, int] = {}
     for place, run in enumerate(sorted(rows, key=lambda i: rows[i])):
         given[run] = min(rows[run], max(least, left // (len(rows) - place)))
@@ -113,12 +117,12 @@ def quotas(rows: Mapping[int, int], widths: Mapping[int, float]) -> dict[int, in
     return given
 
 
-def thin_all(curves: Mapping[int, Sequence[Point]]) -> dict[int, list[Point]]:
-    """Points of all runs, few enough for a snapshot."""
+def thin_all(curves: Mapping[int, Sequence[Point]], share: float = 1.0) -> dict[int, list[Point]]:
+    """Points of all runs, few enough for a snapshot, or for a share of one."""
     known = {run: points for run, points in curves.items() if points}
     rows = {run: len(points) for run, points in known.items()}
     widths = {run: 3.0 + len(points[-1].metrics) for run, points in known.items()}
-    given = quotas(rows, widths)
+    given = quotas(rows, widths, share)
     return {run: thin(points, given[run]) for run, points in known.items()}
 
 

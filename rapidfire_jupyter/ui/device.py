@@ -18,10 +18,8 @@ def device() -> str:
     cuda = _cuda()
     if cuda is not None:
         return str(cuda.get_device_name())
-    torch = sys.modules.get("torch")
-    accelerator = getattr(torch, "accelerator", None)
-    current = accelerator.current_accelerator() if accelerator is not None else None
-    return str(current) if current is not None else "cpu"
+    mps = getattr(getattr(sys.modules.get("torch"), "backends", None), "mps", None)
+    return "mps" if mps is not None and mps.is_available() else "cpu"
 
 
 def memory() -> dict[str, Number]:

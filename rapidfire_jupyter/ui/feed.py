@@ -16,7 +16,6 @@ from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ui.delta import Known, all_known, changes
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.view import Facts, snapshot
-from rapidfire_jupyter.ui.wire import Snapshot
 
 Send = Callable[[Mapping[str, Any], list[bytes]], None]  # Any: a message of `wire`
 Twin = Callable[[Fold, Facts], None]
@@ -100,23 +99,27 @@ class Feed:
             self._outbox.append((message, buffers or []))
         self._stir()
 
-    def show_twin(self, twin: Twin) -> None:
-        """Refresh a static twin from now on: rarely, and when training ends."""
+    def show_twin(self, first: Twin, later: Twin | None) -> None:
+        """Show a static twin, and refresh it from now on: rarely, and when training ends.
+
+        Args:
+            first: Called now, in this thread.
+            later: Called at each refresh, by the feed's thread; None for no refresh.
+        """
         with self._lock:
-            self._twin, self._twin_at = twin, self._clock()
-            self._twin_seq = self._fold.read(self._log.since(self._fold.next_seq)).next_seq
+            self._fold.read(self._log.since(self._fold.next_seq))
+            facts = self._facts()
+            first(self._fold, facts)
+            if later is None:
+                return
+            self._twin, self._twin_at = later, self._clock()
+            self._twin_seq, self._twin_training = self._fold.next_seq, facts.status == "running"
         self._stir()
 
     def flush(self) -> None:
         """Bring the static twin up to date now, in the caller's thread."""
         with self._lock:
             self._refresh_twin(self._facts(), at_once=True)
-
-    def whole(self) -> tuple[Snapshot, bytes]:
-        """A snapshot of now, for whoever stores it."""
-        with self._lock:
-            self._fold.read(self._log.since(self._fold.next_seq))
-            return snapshot(self._fold, self._facts(), self.seq, time.time())
 
     def stop(self) -> None:
         """End the feed for good."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _VERBS = {"pause_all": "pause", "resume_all": "resume-all"}
-_WORDS = frozenset("true false null none yes no on off y n nan inf infinity".split())
+_WORDS = frozenset(["true", "false", "null", "none", "yes", "no", "on", "off", "y", "n", "nan"])
 
 
 def magic_line(kind: str, run: int | None, args: Mapping[str, Any], experiment: str = "") -> str:

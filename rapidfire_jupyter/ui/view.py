@@ -200,11 +200,21 @@ def rows(fold: Fold) -> list[Row]:
     return [row(fold, run, varying, left) for run in fold.state.runs]
 
 
-def snapshot(fold: Fold, facts: Facts, seq: int, now: float) -> tuple[Snapshot, bytes]:
-    """Everything, with curves thinned, and the numbers of the curves."""
+def snapshot(
+    fold: Fold, facts: Facts, seq: int, now: float, share: float = 1.0
+) -> tuple[Snapshot, bytes]:
+    """Everything, with curves thinned, and the numbers of the curves.
+
+    Args:
+        fold: What the log says.
+        facts: What it does not say.
+        seq: Of the newest message.
+        now: Unix time in seconds.
+        share: How large it may be; 1 is the usual size.
+    """
     blocks: list[Block] = []
     numbers: list[bytes] = []
-    for run, points in thin_all(fold.curves).items():
+    for run, points in thin_all(fold.curves, share).items():
         more, packed = pack(run, points)
         blocks += more
         numbers.append(packed)

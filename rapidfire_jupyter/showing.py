@@ -1,0 +1,141 @@
+"""How an experiment is shown: its panel, figures and files, wired to `ui`.
+
+`ui` knows neither `Experiment` nor the engine; what it may ask is handed to it here. Heavy packages
+are imported when something is first shown.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.ops import OpHandle
+from rapidfire_jupyter.ui.actions import Actions, Standing
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from rapidfire_jupyter.experiment import Experiment
+    from rapidfire_jupyter.ui.panel import Panel
+
+FORMATS = {".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}
+
+
+def make_panel(exp: "Experiment") -> "Panel":
+    """A panel of an experiment."""
+    from rapidfire_jupyter.ui.panel import Panel
+
+    return Panel(actions(exp))
+
+
+def show_in_notebook(exp: "Experiment") -> None:
+    """Show the panel under the cell that runs, if this is a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and getattr(shell, "kernel", None) is not None:
+        from IPython.display import display
+
+        display(exp.panel())
+
+
+def bring_up_to_date(exp: "Experiment") -> None:
+    """Let a saved notebook hold what is known now."""
+    if exp._panel is not None:
+        exp._panel.flush()
+
+
+def actions(exp: "Experiment") -> Actions:
+    """What the panel of an experiment may see and ask."""
+    return Actions(
+        name=exp.name,
+        folder=exp.folder,
+        log=exp._log,
+        state=lambda: exp.state,
+        standing=lambda: _standing(exp),
+        order=lambda kind, run, args: _order(exp, kind, run, args),
+        config=lambda run: _config(exp, run),
+        refusal=lambda run, config: _refusal(exp, run, config),
+        adapter=lambda run: _adapter(exp, run),
+        several=lambda: _several(),
+    )
+
+
+def _standing(exp: "Experiment") -> Standing:
+    status = exp.status
+    if status == "halted" and exp._fit is not None:
+        return Standing(status, False, exp._fit.halted)
+    if exp.read_only:
+        return Standing(status, True, f"another kernel (process {exp._lock.owner()}) trains it")
+    if exp._fit is None and exp.state.runs:
+        reason = "it has ended; run its run_fit cell to go on"
+        return Standing("ended", True, reason)
+    return Standing(status, False, "")
+
+
+def _order(exp: "Experiment", kind: str, run: int | None, args: Mapping[str, Any]) -> OpHandle:
+    """Submit an op as the panel's. Any: hyperparameter values."""
+    if kind in ("pause_all", "resume_all"):
+        return cast(OpHandle, getattr(exp, kind)(by="panel"))
+    return cast(OpHandle, getattr(exp, kind)(run, **args, by="panel"))
+
+
+def _config(exp: "Experiment", run: int) -> RunConfig | None:
+    return exp._fit.configs.get(run) if exp._fit is not None else None
+
+
+def _refusal(exp: "Experiment", run: int, config: RunConfig) -> str:
+    from rapidfire_jupyter.training import warm
+
+    parent = _config(exp, run)
+    return warm.refusal(parent, config) if parent is not None else "it is not training here"
+
+
+def _adapter(exp: "Experiment", run: int) -> Path | None:
+    from rapidfire_jupyter.training import checkpoints
+
+    view = exp.run(run)
+    finished = view.folder / checkpoints.FINAL
+    return finished if not checkpoints.fault(finished) else view.checkpoint
+
+
+def _several() -> bool:
+    from rapidfire_jupyter.experiment import _open
+
+    return sum(e.status not in ("empty", "ended") for e in list(_open.values())) > 1
+
+
+def figure(
+    exp: "Experiment", metric: str, x: Literal["step", "epoch", "rows", "time"]
+) -> "go.Figure":
+    """See `Experiment.figure`."""
+    from rapidfire_jupyter.ui import figure as figures
+    from rapidfire_jupyter.ui.fold import Fold
+
+    return figures.figure(Fold().read(exp.events), metric, x)
+
+
+def export(exp: "Experiment", path: str | Path, kind: str | None = None) -> Path:
+    """Write the log as CSV or parquet, or the report as a page; gives the path.
+
+    Args:
+        exp: The experiment.
+        path: A file; its ending says what is written if `kind` does not.
+        kind: "csv", "parquet" or "html".
+
+    Raises:
+        OpError: The ending is none of these, or the file cannot be written.
+    """
+    from rapidfire_jupyter.ui import exports
+
+    file = Path(path)
+    if kind is None:
+        kind = FORMATS.get(file.suffix.lower())
+    if kind is None:
+        raise OpError(f"a file ends in {', '.join(FORMATS)}, got {file.name!r}; rename it")
+    content = exports.content(kind, exp.name, exp.events, exp.status)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise OpError(f"{file} cannot be written ({error.strerror}); give another path") from error
+    return file

@@ -1,0 +1,133 @@
+"""Questions of a view and their answers, see `wire.Ask`. Questions are untrusted."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rapidfire_jupyter import folders
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.state import Run
+from rapidfire_jupyter.ui import exports, form, schedule
+from rapidfire_jupyter.ui.actions import Actions, Reply
+from rapidfire_jupyter.ui.orders import MessageError, changes_of, flag
+
+MOST_LINES = 2_000
+TAIL_BYTES = 400_000
+
+Args = Mapping[str, Any]  # Any: what a browser sent
+
+
+def reply(actions: Actions, what: str, args: Args) -> Reply:
+    """Answer a question.
+
+    Raises:
+        RapidFireError: It cannot be answered; the text says why.
+    """
+    if what in actions.more:
+        return actions.more[what](args)
+    if what not in _ANSWERS:
+        raise MessageError(f"a question is one of {', '.join(_ANSWERS)}, got {what!r:.80}")
+    return _ANSWERS[what](actions, args)
+
+
+def _run(actions: Actions, args: Args) -> Run:
+    run, runs = args.get("run"), actions.state().runs
+    if type(run) is not int or run not in runs:
+        raise OpError(f"there is no run {run!r:.40}; runs: {', '.join(map(str, runs)) or 'none'}")
+    return runs[run]
+
+
+def _library(actions: Actions, args: Args) -> Reply:
+    from rapidfire_jupyter.ui import library
+
+    return Reply({}, (library.source(str(args.get("name", ""))),))
+
+
+def _live(actions: Actions, args: Args) -> tuple[Run, RunConfig]:
+    run = _run(actions, args)
+    config = actions.config(run.id)
+    if config is None:
+        raise OpError(f"run {run.id} is cloned from its live config; run its run_fit cell first")
+    return run, config
+
+
+def _form(actions: Actions, args: Args) -> Reply:
+    run, config = _live(actions, args)
+    warm = form.no_warm_start(run) or actions.refusal(run.id, config)
+    return Reply({"fields": form.fields(config), "warm": warm})
+
+
+def _check(actions: Actions, args: Args) -> Reply:
+    run, config = _live(actions, args)
+    changes, warm = changes_of(args), flag(args, "warm")
+    found = form.check(run, config, changes, actions.refusal)
+    name = actions.name if actions.several() else ""
+    return Reply({**found, "line": form.line(run.id, changes, warm, name)})
+
+
+def _schedule(actions: Actions, args: Args) -> Reply:
+    run, config = _live(actions, args)
+    known = schedule.prepared(actions.state(), actions.log.since(0), run.id)
+    return Reply(schedule.preview(config, changes_of(args), flag(args, "warm"), known))
+
+
+def _config(actions: Actions, args: Args) -> Reply:
+    return Reply({"values": dict(_run(actions, args).config)})
+
+
+def _log(actions: Actions, args: Args) -> Reply:
+    run = _run(actions, args)
+    lines = args.get("lines", 200)
+    if type(lines) is not int or not 0 < lines <= MOST_LINES:
+        raise MessageError(f"lines is a number from 1 to {MOST_LINES}, got {lines!r:.40}")
+    file = folders.run_dir(actions.folder, run.id) / "train.log"
+    text = ""
+    if file.exists():
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
+            text = stream.read().decode("utf-8", "replace")
+    shown = "\n".join(text.splitlines()[-lines:])
+    failed = [
+        e for e in actions.log.since(0) if e.kind == "run_failed" and e.run == run.id and run.error
+    ]
+    if failed:
+        shown = f"{shown}\n\n{failed[-1].data.get('trace', '')}".strip("\n")
+    return Reply({"text": shown})
+
+
+def _peek(actions: Actions, args: Args) -> Reply:
+    run = _run(actions, args)
+    file = folders.run_dir(actions.folder, run.id) / "peek.json"
+    if not file.exists():
+        raise OpError(f"run {run.id} was not prepared yet; its first batch is known in a minute")
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    return Reply(
+        {"rows": [[{"text": text, "learned": bool(on)} for text, on in row] for row in rows]}
+    )
+
+
+def _export(actions: Actions, args: Args) -> Reply:
+    kind = args.get("format")
+    if kind == "adapter":
+        run = _run(actions, args)
+        return Reply({"path": exports.relative(actions.adapter(run.id), run.id)})
+    if kind not in exports.MIME:
+        known = ", ".join([*exports.MIME, "adapter"])
+        raise MessageError(f"an export's format is one of {known}, got {kind!r:.40}")
+    standing = actions.standing()
+    content = exports.content(str(kind), actions.name, actions.log.since(0), standing.status)
+    name = exports.file_name(actions.name, str(kind))
+    return Reply({"file": name, "mime": exports.MIME[str(kind)]}, (content,))
+
+
+_ANSWERS: dict[str, Callable[[Actions, Args], Reply]] = {
+    "library": _library,
+    "form": _form,
+    "check": _check,
+    "schedule": _schedule,
+    "config": _config,
+    "log": _log,
+    "peek": _peek,
+    "export": _export,
+}
