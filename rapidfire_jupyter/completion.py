@@ -57,6 +57,8 @@ def completions(words: list[str], current: str, names: Mapping[str, Any]) -> lis
         return [(exp.name, exp.status) for exp in known] if words[-1] == "--exp" else []
     if current.startswith("-"):
         return [(option, "option") for option in VERBS[verb].options if option not in words]
+    if verb == "panel":
+        return [(exp.name, exp.status) for exp in known]
     if verb == "help":
         return [(name, "verb") for name in VERBS]
     try:

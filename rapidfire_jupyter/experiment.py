@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import folders, showing, state
+from rapidfire_jupyter import folders, front_ends, showing, state
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
 from rapidfire_jupyter.ui.view import lower_is_better
+from rapidfire_jupyter.undo import opposite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +56,8 @@ class Experiment:
             made = super().__new__(cls)
             made._start(name, folder)
             _open[folder] = made
-            return made
+        front_ends.announce()
+        return made
 
     def _start(self, name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -375,6 +377,17 @@ class Experiment:
     def resume_all(self, *, by: str = "cell") -> OpHandle:
         """Go on after `pause_all`."""
         return self._submit(Op("resume_all", by=by))
+
+    def undo(self, *, by: str = "cell") -> OpHandle:
+        """Take the last op back by its opposite; a delete within 30 seconds.
+
+        Raises:
+            OpError: There is no op yet.
+        """
+        op = opposite(self.events, by)
+        if op is None:
+            raise OpError(f"experiment {self.name!r} has had no op yet; there is nothing to undo")
+        return self._submit(op)
 
     def _check_changes(self, run: int, changes: Mapping[str, Any]) -> None:
         from rapidfire_jupyter.changes import modify

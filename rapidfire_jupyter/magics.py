@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import CompletionContext, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
 
+from rapidfire_jupyter import showing
+from rapidfire_jupyter import front_ends
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.completion import match
 from rapidfire_jupyter.doctor import doctor, shim, status_text
@@ -26,6 +28,7 @@ from rapidfire_jupyter.verbs import (
     help_text,
     is_live,
     parse,
+    unquoted,
     usage,
 )
 from rapidfire_jupyter.yaml_body import NAMED, named, run_body
@@ -72,6 +75,7 @@ def load_ipython_extension(shell: "InteractiveShell") -> None:
         return match(context, shell.user_ns)
 
     shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
+    front_ends.announce()
 
 
 def unload_ipython_extension(shell: "InteractiveShell") -> None:
@@ -114,7 +118,10 @@ def run_magic(line: str, cell: str | None, names: dict[str, Any]) -> Any:
     if command.verb == "status" and not command.options:
         live = [e for e in known if is_live(e)] or [choose(known)]
         return Text("\n".join(map(status_text, live)))
-    return _act(choose(known, command.options.get("--exp")), command, names)
+    name = command.options.get("--exp")
+    if command.verb == "panel" and command.words:
+        name = unquoted(command.words[0])
+    return _act(choose(known, name), command, names)
 
 
 def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
@@ -128,6 +135,12 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
         return _results(exp, *words)
     if verb == "wait":
         return _wait(exp, *words)
+    if verb == "panel":
+        return exp.panel()
+    if verb == "export":
+        return Text(showing.export(exp, unquoted(words[0])))
+    if verb == "undo":
+        return _acknowledged([exp.undo(by="magic")])
     if verb in ("pause", "resume-all"):
         op = exp.pause_all if verb == "pause" else exp.resume_all
         return _acknowledged([op(by="magic")])

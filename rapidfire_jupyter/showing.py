@@ -36,7 +36,7 @@ def show_in_notebook(exp: "Experiment") -> None:
     if shell is not None and getattr(shell, "kernel", None) is not None:
         from IPython.display import display
 
-        display(exp.panel())
+        display(exp.panel())  # type: ignore[no-untyped-call]
 
 
 def bring_up_to_date(exp: "Experiment") -> None:

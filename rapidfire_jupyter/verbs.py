@@ -59,6 +59,9 @@ VERBS: dict[str, Verb] = {
     "undelete": Verb("bring back runs deleted less than 30 s ago", "ID [ID ...]", 1, None),
     "pause": Verb("pause all training after the current step"),
     "resume-all": Verb("go on after pause"),
+    "undo": Verb("take the last op back: its opposite, or undelete within 30 s"),
+    "panel": Verb("the live view: curves, table, ops", "[NAME]", 0, 1),
+    "export": Verb("write the log as .csv or .parquet, or a report as .html", "FILE", 1, 1),
     "wait": Verb("wait until no run trains; interrupting it does not stop them", "[SECONDS]", 0, 1),
     "results": Verb("every logged row as a DataFrame", "[METRIC]", 0, 1),
     "run": Verb("train the configs that a YAML body describes; see help run", options={}),
@@ -105,7 +108,7 @@ def parse(line: str) -> Command:
             if bool(known.options[name]) != bool(text):
                 rule = "needs a value" if known.options[name] else "takes no value"
                 raise UsageError(f"{name} {rule}; usage: {usage(verb)}")
-            options[name] = _unquoted(text)
+            options[name] = unquoted(text)
         elif known.pairs and equals:
             if not name or not text:
                 raise UsageError(
@@ -117,7 +120,8 @@ def parse(line: str) -> Command:
     if known.most is not None and len(rest) > known.most:
         raise UsageError(f"{verb} takes no {rest[known.most]!r}; usage: {usage(verb)}")
     if len(rest) < known.least:
-        raise UsageError(f"{verb} needs a run id; usage: {usage(verb)}")
+        what = "a run id" if verb in TAKE_IDS else known.words
+        raise UsageError(f"{verb} needs {what}; usage: {usage(verb)}")
     return Command(verb, tuple(rest), pairs, options)
 
 
@@ -170,7 +174,8 @@ def _unknown_verb(verb: str) -> str:
     return f"unknown verb {verb!r}; usage: %rapidfire VERB ..., with one of {', '.join(VERBS)}"
 
 
-def _unquoted(text: str) -> str:
+def unquoted(text: str) -> str:
+    """A word without the quotes it was written in."""
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if quoted else text
 

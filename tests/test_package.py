@@ -25,7 +25,7 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
     "domain": "errors choices arguments config changes encoding search storage folders events "
-    "state ops cell_source isolation",
+    "state ops undo cell_source isolation",
     "decisions": "scheduler monitors policies analysis",
     "work": "executors training data",
     "engine": "engine fit operations",

@@ -45,7 +45,7 @@ _ESM = _module()
 _CSS = "\n".join(file.read_text(encoding="utf-8") for file in sorted(_STATIC.glob("*.css")))
 
 
-class Panel(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types for mypy
+class Panel(anywidget.AnyWidget):
     """The live view of an experiment; a cell that ends with it shows it.
 
     Beside it a static twin is shown where no live view can be: in a saved notebook, or without
@@ -161,14 +161,14 @@ class Panel(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no type
             return
         bundle = self._repr_mimebundle_()
         assert bundle is not None
-        display(bundle[0], metadata=bundle[1], raw=True)
+        display(bundle[0], metadata=bundle[1], raw=True)  # type: ignore[no-untyped-call]
         self._feed.show_twin(self._show_twin, self._update_twin)
 
     def _show_twin(self, fold: Fold, facts: Facts) -> None:
-        display(self._twin(fold, facts), display_id=self.twin_id, raw=True)
+        display(self._twin(fold, facts), display_id=self.twin_id, raw=True)  # type: ignore[no-untyped-call]
 
     def _update_twin(self, fold: Fold, facts: Facts) -> None:
-        display(self._twin(fold, facts), display_id=self.twin_id, raw=True, update=True)
+        display(self._twin(fold, facts), display_id=self.twin_id, raw=True, update=True)  # type: ignore[no-untyped-call]
         if facts.status != "running":
             message, numbers = snapshot(fold, facts, 0, time.time(), SAVED_SHARE)
             self._snap = {**message, "buffer64": base64.b64encode(numbers).decode()}

@@ -1,0 +1,44 @@
+"""What takes the last op back: its opposite."""
+
+from collections.abc import Sequence
+
+from rapidfire_jupyter.events import Event
+from rapidfire_jupyter.ops import Op
+from rapidfire_jupyter.state import State, apply
+
+
+def opposite(events: Sequence[Event], by: str = "cell") -> Op | None:
+    """The op that undoes the last one that a person asked for and that acted; None without one.
+
+    A delete can be undone for 30 seconds; whether it still can is judged when the op acts.
+
+    Args:
+        events: The whole log.
+        by: Who asks.
+    """
+    for place in range(len(events) - 1, -1, -1):
+        event = events[place]
+        acted = event.kind == "op" and event.data["outcome"] == "applied"
+        if acted and event.data["by"] != "engine":
+            return _opposite(event, events[:place], by)
+    return None
+
+
+def _opposite(event: Event, before: Sequence[Event], by: str) -> Op:
+    kind, run = event.data["kind"], event.run
+    if kind == "boost":
+        state = State()
+        for earlier in before:
+            state = apply(state, earlier)
+        return Op("boost", run, {"weight": state.runs[run or 0].weight}, by)
+    if kind == "clone":
+        return Op("delete", event.data["created"]["id"], by=by)
+    if kind == "stop":
+        return Op("resume", run, by=by)
+    if kind == "resume":
+        return Op("stop", run, by=by)
+    if kind == "delete":
+        return Op("undelete", run, by=by)
+    if kind == "undelete":
+        return Op("delete", run, by=by)
+    return Op("resume_all" if kind == "pause_all" else "pause_all", by=by)
