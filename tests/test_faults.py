@@ -776,8 +776,8 @@ def test_metrics_that_cannot_be_stored_cost_their_value_and_neither_run_nor_chec
     assert len(alerts[3]) == 1 and "must return a dict" in alerts[3][0]  # not at each evaluation
 
 
-@pytest.mark.parametrize("how", ["gives a tensor", "raises"])
-def test_callback_state_that_cannot_be_stored_costs_its_run_alone(experiment, how):
+def unstorable(how, on_step=lambda: None):
+    """A callback whose state cannot be stored once it has trained."""
     from transformers.trainer_callback import ExportableState
 
     class Unstorable(tiny.Callback, ExportableState):
@@ -785,16 +785,45 @@ def test_callback_state_that_cannot_be_stored_costs_its_run_alone(experiment, ho
 
         def on_step_end(self, args, state, control, **kwargs):
             self.trained = True
+            on_step()
 
         def state(self):
             if self.trained and how == "raises":
                 raise RuntimeError("this state is not JSON serializable")
             return {"args": {}, "attributes": {"x": torch.tensor(1) if self.trained else 1}}
 
+    return Unstorable
+
+
+@pytest.mark.parametrize("op", ["stop", "clone", "delete"])
+def test_an_op_on_a_run_that_cannot_be_saved_tells_of_the_failure(experiment, op):
+    exp, asked = experiment(), []
+    how = {"warm": True} if op == "clone" else {}
+    ask = lambda: asked or asked.append(getattr(exp, op)(1, **how))  # noqa: E731
+
+    exp.run_fit(
+        config(model={"callbacks": [unstorable("raises", ask)]}, max_steps=500),
+        tiny.create_model,
+        tiny.sft_rows(4),
+        num_chunks=1,
+    )
+    exp.wait(60)
+
+    assert "not JSON serializable" in exp.run(1).error and exp.run(1).trace
+    if op == "delete":  # it is gone as it was asked
+        assert asked[0].wait(30).status == "applied" and exp.run(1).status == "deleted"
+    else:
+        with pytest.raises(OpError, match=r"run 1 failed as it was saved: .*not JSON serializable"):
+            asked[0].wait(30)
+        assert exp.run(1).status == "failed" and len(exp.runs) == 1
+
+
+@pytest.mark.parametrize("how", ["gives a tensor", "raises"])
+def test_callback_state_that_cannot_be_stored_costs_its_run_alone(experiment, how):
     exp = experiment()
 
     exp.run_fit(
-        [config(model={"callbacks": [Unstorable]}, max_steps=2), config(max_steps=2)],
+        [config(model={"callbacks": [unstorable(how)]}, max_steps=2), config(max_steps=2)],
         tiny.create_model,
         tiny.sft_rows(4),
         num_chunks=1,

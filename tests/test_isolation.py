@@ -835,6 +835,33 @@ def test_a_cell_beside_a_step_marks_a_run_whose_batches_are_drawn(experiment):
     assert exp.run(1).status == "completed" and not exp.run(1).exact
 
 
+def test_an_op_of_a_held_cell_waits_for_its_end_and_leaves_the_cells_stream_alone(experiment):
+    exp = experiment()
+    fit(
+        exp,
+        [config(DROPOUT, num_train_epochs=200), config(num_train_epochs=200)],
+        isolation="cells",
+    )
+    exp._wait(lambda: exp.run(1).facts.step > 0 and exp.run(2).facts.step > 0, 60)
+
+    isolation.cells.begin(DRAWS)
+    torch.manual_seed(5)
+    stopped = [exp.stop(1), exp.stop(2), exp.clone(1)]
+    drawn = torch.rand(3)
+    while_held = [handle.status for handle in stopped]
+    isolation.cells.finish()
+    for handle in stopped:
+        handle.wait(30)
+    isolation.cells.begin(DRAWS)
+    third = exp.stop(3).wait(30)  # waiting lets training go on, and the op act
+    isolation.cells.finish()
+
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+    assert while_held == ["pending"] * 3
+    assert third.status == "applied" and all(run.exact for run in exp.runs)
+
+
 def test_a_cell_beside_the_first_draw_of_an_adapter_marks_its_run(experiment, monkeypatch):
     meeting, initialise = Meeting(), torch.nn.init.kaiming_uniform_
 
