@@ -15,6 +15,7 @@ from IPython.core.error import UsageError
 
 from rapidfire_jupyter import showing
 from rapidfire_jupyter import front_ends
+from rapidfire_jupyter import front_ends
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.completion import match
 from rapidfire_jupyter.doctor import doctor, shim, status_text
@@ -75,6 +76,7 @@ def load_ipython_extension(shell: "InteractiveShell") -> None:
         return match(context, shell.user_ns)
 
     shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
+    front_ends.announce()
     front_ends.announce()
 
 

@@ -1,0 +1,162 @@
+/** What is known of a kernel's experiments, as pure functions of the messages it sent. */
+
+import type { IBrief, IBriefRun, IExperiments } from './types';
+
+export interface IKnown {
+  /** Number of the last message; 0 if there was none. */
+  readonly seq: number;
+  readonly experiments: ReadonlyMap<string, IBrief>;
+  /** Seconds that this page's clock is ahead of the kernel's. */
+  readonly clockAhead: number;
+}
+
+export const NOTHING: IKnown = { seq: 0, experiments: new Map(), clockAhead: 0 };
+
+/**
+ * What is known after a message; null if one is missing in between, so everything must be asked
+ * for again.
+ *
+ * @param now Unix time of this page, in seconds.
+ */
+export function reduce(known: IKnown, message: IExperiments, now: number): IKnown | null {
+  if (!message.full && message.seq !== known.seq + 1) {
+    return null;
+  }
+  const experiments = new Map(message.full ? [] : known.experiments);
+  for (const key of message.gone) {
+    experiments.delete(key);
+  }
+  for (const item of message.experiments) {
+    const before = experiments.get(item.key);
+    experiments.set(item.key, { ...item, runs: merged(before?.runs ?? [], item.runs) });
+  }
+  return { seq: message.seq, experiments, clockAhead: now - message.time };
+}
+
+function merged(
+  before: readonly IBriefRun[],
+  changed: readonly IBriefRun[]
+): readonly IBriefRun[] {
+  const runs = new Map([...before, ...changed].map(run => [run.id, run]));
+  return [...runs.values()].sort((a, b) => a.id - b.id);
+}
+
+/** Something a person may want to be told, wherever they look. */
+export interface INotice {
+  readonly kind: 'started' | 'finished' | 'failed' | 'alert';
+  readonly experiment: string;
+  readonly text: string;
+}
+
+/** What happened to an experiment between two states; nothing is told of one just met. */
+export function notices(before: IBrief | undefined, after: IBrief): INotice[] {
+  const found: INotice[] = [];
+  const tell = (kind: INotice['kind'], text: string): number =>
+    found.push({ kind, experiment: after.key, text });
+  const began = after.state === 'running' && before?.state !== 'running';
+  if (began && before?.state !== 'paused') {
+    tell('started', `${after.name} trains`);
+  }
+  if (!before) {
+    return found;
+  }
+  const was = new Map(before.runs.map(run => [run.id, run.status]));
+  const failed = after.runs.filter(
+    run => run.status === 'failed' && was.has(run.id) && was.get(run.id) !== 'failed'
+  );
+  if (failed.length === 1) {
+    tell('failed', `${after.name}: run ${failed[0].id} failed: ${failed[0].error}`);
+  } else if (failed.length) {
+    tell('failed', `${after.name}: runs ${failed.map(r => r.id).join(', ')} failed`);
+  }
+  if (after.alerts > before.alerts) {
+    tell('alert', `${after.name}: ${after.alert}`);
+  }
+  const rests = after.state === 'idle' || after.state === 'ended';
+  if (before.live && rests) {
+    const done = after.runs.filter(run => run.status === 'completed').length;
+    tell('finished', `${after.name}: nothing is left to train; ${done} of ${runs(after)} finished`);
+  }
+  return found;
+}
+
+function runs(brief: IBrief): string {
+  return brief.runs.length === 1 ? '1 run' : `${brief.runs.length} runs`;
+}
+
+/** The status bar's text, like "RF 3/12 · 34 % · ETA 14 min"; "" without experiments. */
+export function statusText(briefs: readonly IBrief[]): string {
+  const live = briefs.filter(brief => brief.live);
+  const told = live.length ? live : briefs.slice(-1);
+  const all = told.flatMap(brief => brief.runs);
+  if (!told.length || !all.length) {
+    return '';
+  }
+  const over = all.filter(run => !isActive(run)).length;
+  const parts = [`RF ${over}/${all.length}`];
+  if (!live.length) {
+    return `${parts[0]} · ${told[0].state}`;
+  }
+  const share = all.reduce((sum, run) => sum + run.progress, 0) / all.length;
+  parts.push(percent(share));
+  const etas = live.map(brief => brief.eta_s);
+  if (live.every(brief => brief.state === 'paused')) {
+    parts.push('paused');
+  } else if (etas.every(eta => eta !== null)) {
+    parts.push(`ETA ${duration(Math.max(...(etas as number[])))}`);
+  }
+  return parts.join(' · ');
+}
+
+export function isActive(run: IBriefRun): boolean {
+  return run.status === 'queued' || run.status === 'running' || run.status === 'paused';
+}
+
+export function percent(share: number): string {
+  return `${Math.floor(share * 100)} %`;
+}
+
+/** Seconds as people say them: "40 s", "14 min", "2 h 5 min", "3 d". */
+export function duration(seconds: number): string {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) {
+    return `${whole} s`;
+  }
+  const minutes = Math.round(whole / 60);
+  if (minutes < 60) {
+    return `${minutes} min`;
+  }
+  const hours = Math.floor(minutes / 60);
+  if (hours >= 48) {
+    return `${Math.round(hours / 24)} d`;
+  }
+  return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
+}
+
+/** A loss with four figures; non-finite ones by name. */
+export function loss(value: number | string | null): string {
+  if (value === null) {
+    return '–';
+  }
+  return typeof value === 'string' ? value : value.toPrecision(4);
+}
+
+/**
+ * What would be lost if a kernel ended now, for the guard's dialog.
+ *
+ * @param now Unix time by the kernel's clock, in seconds.
+ */
+export function atStake(briefs: readonly IBrief[], now: number): string[] {
+  return briefs
+    .filter(brief => brief.live)
+    .map(brief => {
+      const active = brief.runs.filter(isActive).length;
+      const training = `${brief.name}: ${active} ${active === 1 ? 'run is' : 'runs are'} unfinished`;
+      const eta = brief.eta_s === null ? '' : `, ${duration(brief.eta_s)} left`;
+      const saved =
+        brief.checkpoint_time === null
+          ? 'there is no checkpoint yet'
+          : `last checkpoint ${duration(now - brief.checkpoint_time)} ago`;
+      return `${training}${eta}; ${saved}.`;
+    });
+}

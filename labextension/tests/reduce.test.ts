@@ -1,0 +1,97 @@
+import { atStake, duration, loss, NOTHING, notices, reduce, statusText } from '../src/reduce';
+import { brief, message, run } from './made';
+
+test('changed runs replace theirs, and the others stay', () => {
+  const first = reduce(NOTHING, message(1, [brief()]), 1000)!;
+  const next = reduce(first, message(2, [brief({ runs: [run(2, { step: 5 })] })]), 1001)!;
+
+  expect(next.experiments.get('/e/one')!.runs.map(r => r.step)).toEqual([4, 5]);
+  expect(next.seq).toBe(2);
+  expect(next.clockAhead).toBe(1);
+});
+
+test('an experiment that has gone is forgotten', () => {
+  const first = reduce(NOTHING, message(1, [brief()]), 1000)!;
+  const next = reduce(first, message(2, [], { gone: ['/e/one'] }), 1000)!;
+
+  expect(next.experiments.size).toBe(0);
+});
+
+test('a gap asks for everything, and everything needs no number', () => {
+  const first = reduce(NOTHING, message(1, [brief()]), 1000)!;
+
+  expect(reduce(first, message(3, [brief()]), 1000)).toBeNull();
+  expect(reduce(first, message(9, [brief()], { full: true }), 1000)!.seq).toBe(9);
+  expect(reduce(NOTHING, message(2, [brief()]), 1000)).toBeNull();
+});
+
+test('a full message drops runs that are no longer there', () => {
+  const first = reduce(NOTHING, message(1, [brief()]), 1000)!;
+  const full = message(2, [brief({ runs: [run(1)] })], { full: true });
+
+  expect(reduce(first, full, 1000)!.experiments.get('/e/one')!.runs).toHaveLength(1);
+});
+
+test('the status bar says how much is over, the share and the time left', () => {
+  const runs = [1, 2, 3, 4].map(id => run(id, { progress: 0.125 }));
+  const done = run(5, { status: 'completed', progress: 1 });
+
+  expect(statusText([brief({ runs: [...runs, done] })])).toBe('RF 1/5 · 30 % · ETA 14 min');
+  expect(statusText([])).toBe('');
+  expect(statusText([brief({ eta_s: null })])).toBe('RF 0/2 · 50 %');
+  expect(statusText([brief({ state: 'paused' })])).toBe('RF 0/2 · 50 % · paused');
+  expect(statusText([brief({ live: false, state: 'idle', runs: [done] })])).toBe('RF 1/1 · idle');
+});
+
+test('only what trains counts while something trains', () => {
+  const over = brief({ key: '/e/two', live: false, state: 'idle' });
+
+  expect(statusText([over, brief()])).toBe('RF 0/2 · 50 % · ETA 14 min');
+});
+
+test('each kind of notice comes when its change happens, and only then', () => {
+  const kinds = (a: Parameters<typeof notices>[0], b: Parameters<typeof notices>[1]): string[] =>
+    notices(a, b).map(notice => notice.kind);
+  const failed = brief({ runs: [run(1), run(2, { status: 'failed', error: 'no memory' })] });
+  const idle = brief({ state: 'idle', live: false });
+
+  expect(kinds(undefined, brief())).toEqual(['started']);
+  expect(kinds(undefined, idle)).toEqual([]);
+  expect(kinds(brief(), brief())).toEqual([]);
+  expect(kinds(brief(), failed)).toEqual(['failed']);
+  expect(kinds(failed, failed)).toEqual([]);
+  expect(notices(brief(), failed)[0].text).toBe('one: run 2 failed: no memory');
+  expect(kinds(brief(), brief({ alerts: 1, alert: 'disk' }))).toEqual(['alert']);
+  expect(kinds(brief(), idle)).toEqual(['finished']);
+  expect(kinds(idle, idle)).toEqual([]);
+  expect(kinds(brief({ state: 'paused' }), brief())).toEqual([]);
+  expect(kinds(idle, brief())).toEqual(['started']);
+});
+
+test('a clone that is new and failed at once is told only when it was seen alive', () => {
+  const born = brief({ runs: [run(1), run(2), run(3, { status: 'failed' })] });
+
+  expect(notices(brief(), born).map(notice => notice.kind)).toEqual([]);
+});
+
+test('the guard says what is unfinished and how old the last checkpoint is', () => {
+  const none = brief({ name: 'two', checkpoint_time: null, eta_s: null, runs: [run(1)] });
+
+  expect(atStake([brief(), none, brief({ live: false })], 1040)).toEqual([
+    'one: 2 runs are unfinished, 14 min left; last checkpoint 40 s ago.',
+    'two: 1 run is unfinished; there is no checkpoint yet.'
+  ]);
+});
+
+test('times and losses read as people say them', () => {
+  expect([0, 59, 60, 3540, 3600, 7500, 200000].map(duration)).toEqual([
+    '0 s',
+    '59 s',
+    '1 min',
+    '59 min',
+    '1 h',
+    '2 h 5 min',
+    '2 d'
+  ]);
+  expect([2.123456, 'NaN', null, 0.00012345].map(loss)).toEqual(['2.123', 'NaN', '–', '0.0001234']);
+});

@@ -1,0 +1,26 @@
+"""One server and one Chromium for all browser tests of a worker."""
+
+import pytest
+from browser import chromium, jupyterlab, open_lab
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    with jupyterlab(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chrome():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(chrome, lab):
+    """A fresh page of JupyterLab; every kernel is shut down after the test."""
+    opened = open_lab(chrome, lab)
+    yield opened
+    opened.context.close()
+    for session in lab.get("api/sessions"):
+        lab.delete(f"api/sessions/{session['id']}")
