@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import CompletionContext, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError
 
-from rapidfire_jupyter import showing
-from rapidfire_jupyter import front_ends
-from rapidfire_jupyter import front_ends
+from rapidfire_jupyter import front_ends, showing
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.completion import match
 from rapidfire_jupyter.doctor import doctor, shim, status_text
@@ -76,7 +74,6 @@ def load_ipython_extension(shell: "InteractiveShell") -> None:
         return match(context, shell.user_ns)
 
     shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
-    front_ends.announce()
     front_ends.announce()
 
 

@@ -74,7 +74,7 @@ class Lab:
 
 @contextlib.contextmanager
 def jupyterlab(folder: Path) -> Iterator[Lab]:
-    """Start a server on a free port with `folder` as root; it and its kernels end with the block."""
+    """Start a server on a free port, with `folder` as root; it ends with the block."""
     token = "test-token"
     with tempfile.TemporaryDirectory() as private:
         own = Path(private)
@@ -98,15 +98,19 @@ def jupyterlab(folder: Path) -> Iterator[Lab]:
             "OMP_NUM_THREADS": "1",
         }
         command = [
-            *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
-            *(f"--ServerApp.port={port}", "--ServerApp.port_retries=0"),
-            *(
-                "--ServerApp.ip=127.0.0.1",
-                f"--ServerApp.root_dir={folder}",
-                f"--IdentityProvider.token={token}",
-            ),
-            *("--LabApp.expose_app_in_browser=True", "--LabApp.news_url="),
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            "--no-browser",
+            "--allow-root",
+            "--ServerApp.ip=127.0.0.1",
+            f"--ServerApp.port={port}",
+            "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={folder}",
             "--ServerApp.terminals_enabled=False",
+            f"--IdentityProvider.token={token}",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.news_url=",
         ]
         with (own / "server.log").open("w") as log:
             server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
