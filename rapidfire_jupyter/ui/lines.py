@@ -49,4 +49,9 @@ def _text(text: str) -> str:
         return text
     if text.isprintable():
         return "'" + text.replace("'", "''") + "'"
-    return json.dumps(text).replace('\\"', "\\x22").replace("'", "\\x27")
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(char: str) -> str:
+    plain = char.isprintable() and char not in "\"'\\"
+    return char if plain else f"\\U{ord(char):08x}"
