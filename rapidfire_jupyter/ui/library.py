@@ -1,4 +1,4 @@
-"""Big JavaScript libraries: shipped in the package, sent to a page when a view first asks for one."""
+"""Big JavaScript libraries: in the package, and sent to a page when a view first asks for one."""
 
 from pathlib import Path
 

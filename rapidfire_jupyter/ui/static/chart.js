@@ -70,7 +70,8 @@ function planChart(lines, wish, width, height) {
 function tickText(/** @type {number} */ at, /** @type {number[]} */ all) {
   const step = all.length > 1 ? all[1] - all[0] : Math.abs(at) || 1;
   const size = Math.max(...all.map(Math.abs));
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return showNumber(at, 3);
+  if (size >= 1e6) return showNumber(at, 3);
+  if (size > 0 && size < 1e-2) return at ? String(Number(at.toPrecision(3)).toExponential()).replace("+", "") : "0";
   return at.toFixed(Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)))).replace("-", "−");
 }
 
@@ -145,6 +146,7 @@ function toPixels(x, y, toX, toY) {
 /** Draws a planned chart. */
 function drawChart(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type {Theme} */ theme) {
   const { box } = plan;
+  if (!plan.lines.length) return;
   for (const tick of plan.yTicks) {
     pen.line(box.x, Math.round(tick.px) + 0.5, box.x + box.w, Math.round(tick.px) + 0.5, { color: theme.grid });
     pen.text(tick.text, box.x - 8, tick.px, { color: theme.faint, align: "right" });
@@ -199,5 +201,10 @@ function drawLabels(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type 
   for (let i = 1; i < labels.length; i += 1)
     for (let j = 0; j < i; j += 1)
       if (Math.abs(labels[i].px - labels[j].px) < 18 && labels[i].py - labels[j].py < 12) labels[i].py = labels[j].py + 12;
-  for (const one of labels) pen.text(one.text, one.px, Math.min(one.py, plan.height - 8), { color: one.color, bold: true });
+  let floor = plan.box.y + plan.box.h + 4;
+  for (const one of [...labels].reverse()) {
+    one.py = Math.min(one.py, floor);
+    if (labels.some((other) => other !== one && Math.abs(other.px - one.px) < 18)) floor = one.py - 12;
+  }
+  for (const one of labels) pen.text(one.text, one.px, one.py, { color: one.color, bold: true });
 }

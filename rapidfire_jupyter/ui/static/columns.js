@@ -18,12 +18,12 @@ function columnsOf(state, drawn) {
   if (!head) return [];
   const rows = [...state.rows.values()];
   const numeric = (/** @type {string} */ name) => rows.every((row) => row.params[name] === undefined || typeof row.params[name] === "number");
-  const wide = (/** @type {string} */ title, /** @type {string[]} */ texts) => Math.round(Math.min(180, Math.max(64, 7.2 * Math.max(title.length + 2, ...texts.map((text) => text.length)) + 18)));
+  const wide = (/** @type {string} */ title, /** @type {string[]} */ texts) => Math.round(Math.min(180, Math.max(56, 6.6 * Math.max(title.length, ...texts.map((text) => text.length)) + 22)));
   /** @type {Column[]} */
   const columns = [
-    { key: "status", title: "Status", hint: "", number: false, width: 148, sort: (row) => row.status, text: (row) => row.status },
-    { key: "progress", title: "Progress", hint: "", number: false, width: 124, sort: (row) => row.progress, text: (row) => showShare(row.progress) },
-    { key: "eta", title: "ETA", hint: "Time left for this run", number: true, width: 84, sort: (row) => row.eta_s ?? NaN, text: (row) => showDuration(row.eta_s) },
+    { key: "status", title: "Status", hint: "", number: false, width: 124, sort: (row) => row.status, text: (row) => row.status },
+    { key: "progress", title: "Progress", hint: "", number: false, width: 112, sort: (row) => row.progress, text: (row) => showShare(row.progress) },
+    { key: "eta", title: "ETA", hint: "Time left for this run", number: true, width: 68, sort: (row) => row.eta_s ?? NaN, text: (row) => showDuration(row.eta_s) },
   ];
   for (const name of head.varying) {
     const title = shortName(name);
@@ -33,13 +33,13 @@ function columnsOf(state, drawn) {
   }
   for (const name of columnMetrics(head, drawn))
     columns.push({
-      ...{ key: `m:${name}`, title: name, hint: `Last ${name}`, number: true, width: wide(name, ["0.0000"]) },
+      ...{ key: `m:${name}`, title: name, hint: `Last ${name}`, number: true, width: wide(name, ["★ 0.0000"]) },
       sort: (row) => toNumber(row.last[name]),
       text: (row) => (row.last[name] === undefined ? NONE : showNumber(row.last[name])),
     });
-  columns.push({ key: "weight", title: "Weight", hint: "Chunks for each chunk of a run of weight 1", number: true, width: 76, sort: (row) => row.weight, text: (row) => showNumber(row.weight) });
+  columns.push({ key: "weight", title: "Weight", hint: "Chunks for each chunk of a run of weight 1", number: true, width: 68, sort: (row) => row.weight, text: (row) => showNumber(row.weight) });
   if (rows.some((row) => row.parent !== null))
-    columns.push({ key: "parent", title: "Parent", hint: "The run it was cloned from", number: false, width: 92, sort: (row) => row.parent ?? NaN, text: (row) => (row.parent === null ? NONE : `${row.parent} ${row.warm ? "warm" : "cold"}`) });
+    columns.push({ key: "parent", title: "Parent", hint: "The run it was cloned from", number: false, width: 76, sort: (row) => row.parent ?? NaN, text: (row) => (row.parent === null ? NONE : `${row.parent} ${row.warm ? "warm" : "cold"}`) });
   return columns;
 }
 

@@ -22,7 +22,7 @@ function showNumber(/** @type {unknown} */ value, digits = 4) {
 /** A hyperparameter's value in one line. @returns {string} */
 function showValue(/** @type {any} */ value) {
   if (value === null || value === undefined) return "None";
-  if (typeof value === "number") return showNumber(value);
+  if (typeof value === "number") return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? String(Number(value.toPrecision(5))) : showNumber(value);
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return value.map(showValue).join(", ");
   return typeof value === "object" ? JSON.stringify(value) : String(value);

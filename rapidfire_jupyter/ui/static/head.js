@@ -31,19 +31,19 @@ function banner(/** @type {View} */ view) {
 }
 
 /** The head of a view: texts are updated in place. */
-function createHead(/** @type {View} */ view) {
+function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
   const name = h("h2", { class: "rf-name" }, "…");
   const state = h("span", { class: "rf-state" });
   const bar = h("div", { class: "rf-bar", role: "progressbar", "aria-label": "Progress of the experiment", "aria-valuemin": 0, "aria-valuemax": 100 }, h("i"));
   const share = h("span", { class: "rf-figure" });
   const time = h("span", { class: "rf-figure" });
-  const counts = h("span", { class: "rf-faint" });
+  const counts = h("span", { class: "rf-faint rf-cut rf-counts" });
   const device = h("span", { class: "rf-faint rf-cut" });
   const memory = h("div", { class: "rf-bar rf-memory", role: "meter", "aria-label": "Memory", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": 0 }, h("i"));
   const memoryText = h("span", { class: "rf-figure rf-faint" });
-  const memoryBox = h("span", { class: "rf-pair" }, memory, memoryText);
+  const memoryBox = h("span", { class: "rf-pair", hidden: true }, memory, memoryText);
   const pause = button("Pause all", "pause", () => toggle(), { text: "Pause all" });
-  const alerts = button("Alerts", "bell", () => view.openTab("events"), { text: "0", class: "rf-button rf-alerts" });
+  const alerts = button("Alerts", "bell", () => view.openTab("events"), { text: "0", class: "rf-button rf-alerts", hidden: true });
   const note = h("div", { class: "rf-banner", hidden: true });
   const aloud = h("div", { class: "rf-offscreen", "aria-live": "polite" });
   let [spokenAt, spoken, pauseKind] = [0, "", "pause_all"];
@@ -68,6 +68,7 @@ function createHead(/** @type {View} */ view) {
     const left = head.eta_s === null || head.state === "ended" ? "" : ` · ETA ${showDuration(head.eta_s)}`;
     setText(time, `${showDuration(head.elapsed_s)}${left}`);
     setText(counts, countsWords(head.counts));
+    counts.title = counts.textContent;
     setText(device, head.device);
     device.title = head.device;
     const { used_bytes: used, total_bytes: total } = head.memory;
@@ -95,7 +96,7 @@ function createHead(/** @type {View} */ view) {
     setText(aloud, text);
   }
 
-  const row = h("div", { class: "rf-head" }, name, state, h("span", { class: "rf-pair" }, bar, share), time, counts, h("span", { class: "rf-grow" }), device, memoryBox, alerts, pause);
+  const row = h("div", { class: "rf-head" }, name, state, h("span", { class: "rf-pair" }, bar, share), time, counts, h("span", { class: "rf-pair rf-right" }, device, memoryBox, alerts, menu, pause));
   return { row, note, aloud, update };
 }
 

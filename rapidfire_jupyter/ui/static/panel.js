@@ -29,12 +29,12 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   };
   el.append(root);
   setTheme();
-  const head = createHead(view);
+  const head = createHead(view, createExport(view).element);
   const notices = createNotices(view);
   const table = createTable(view);
   const tabs = createTabs(view, () => (controls.hidden = tabs.shown() !== "curves"));
   const { controls } = tabs.curves();
-  const tools = h("div", { class: "rf-toolrow" }, tabs.list, h("span", { class: "rf-grow" }), controls, createExport(view).element);
+  const tools = h("div", { class: "rf-toolrow" }, tabs.list, controls);
   const top = h("div", { role: "toolbar", class: "rf-top", "aria-label": "Experiment" }, head.row, tools);
   const formBox = h("div", { hidden: true });
   const foot = createFoot(view);
@@ -97,7 +97,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
       if (view.link.orders.length) notices.update();
       return;
     }
-    if (what !== "data") return draw();
+    if (what !== "data" || !known) return draw();
     if (!timer) timer = window.setTimeout(draw, Math.max(0, drawnAt + REDRAW_DATA_MS - performance.now()));
   }
 

@@ -18,7 +18,7 @@ function createTable(/** @type {View} */ view) {
   let columns = [];
   /** @type {Row[]} */
   let rows = [];
-  let [shape, all] = ["", /** @type {HTMLInputElement | null} */ (null)];
+  let [shape, nameWidth, all] = ["", 88, /** @type {HTMLInputElement | null} */ (null)];
 
   /** A run is gone when its delete can no longer be undone. */
   function gone(/** @type {Row} */ row) {
@@ -30,7 +30,8 @@ function createTable(/** @type {View} */ view) {
   function update() {
     const { head } = view.state;
     columns = columnsOf(view.state, view.wish.metric);
-    const wanted = JSON.stringify(columns.map((column) => [column.key, column.title, column.width]));
+    nameWidth = Math.min(200, Math.max(88, ...[...view.state.rows.values()].map((row) => 7 * runTitle(row).length + 20)));
+    const wanted = nameWidth + JSON.stringify(columns.map((column) => [column.key, column.title, column.width]));
     if (wanted !== shape) build(wanted);
     rows = listed(view.state, view.wish, columns, gone);
     setText(constants, head ? constantsText(head) : "");
@@ -79,7 +80,7 @@ function createTable(/** @type {View} */ view) {
       ...columns.map((column) => sortHeader(column.key, column.title, column.hint, column.number, "")),
       h("th", { scope: "col", class: "rf-ops" }, h("span", { class: "rf-offscreen" }, "Operations")),
     );
-    const widths = [32, 28, 168, ...columns.map((column) => column.width), 178];
+    const widths = [32, 28, nameWidth, ...columns.map((column) => column.width), 160];
     table.querySelector("colgroup")?.remove();
     table.prepend(h("colgroup", null, ...widths.map((width) => h("col", { style: `width:${width}px` }))));
     table.style.minWidth = `${widths.reduce((sum, width) => sum + width, 0)}px`;
@@ -161,16 +162,17 @@ function createTable(/** @type {View} */ view) {
   function fillStatus(/** @type {HTMLElement} */ cell, /** @type {Row} */ row) {
     const [dot, word, mark, chip] = /** @type {any} */ (cell.children);
     setAttribute(dot, "data-status", row.status);
-    setText(word, row.status);
     setText(mark, row.inexact.length ? "≈" : "");
     const order = [...view.link.orders].reverse().find((/** @type {Sent} */ one) => one.run === row.id && (!one.settled || performance.now() - one.settled < 4000));
+    setText(word, order ? "" : row.status);
     setText(chip, order ? chipText(order) : "");
     chip.dataset.status = order?.status || "";
     cell.title = [row.error, order?.status === "refused" ? order.reason : "", ...row.inexact.map((reason) => `may differ from plain TRL: ${reason}`)].filter(Boolean).join("\n") || row.status;
   }
 
   function chipText(/** @type {Sent} */ order) {
-    return `${order.kind} ${order.status === "sent" ? (order.late ? "not confirmed" : "…") : order.status === "pending" ? "pending…" : order.status}`;
+    if (order.status === "sent") return order.late ? "not confirmed" : `${order.kind}…`;
+    return order.status === "pending" ? `${order.kind} pending` : order.status === "already" ? "was so already" : `${order.kind} ${order.status}`;
   }
 
   function fillOp(/** @type {HTMLButtonElement} */ op, /** @type {Row} */ row) {
@@ -239,7 +241,7 @@ function createTable(/** @type {View} */ view) {
     (wanted || body.querySelector(".rf-run") || header.querySelector(".rf-sort"))?.setAttribute("tabindex", "0");
   }
 
-  table.addEventListener("focusin", (/** @type {FocusEvent} */ event) => keepStop(/** @type {HTMLElement} */ (event.target).closest("input, button, td[tabindex]")));
+  table.addEventListener("focusin", (/** @type {FocusEvent} */ event) => keepStop(/** @type {any} */ (event.target).closest("input, button, td[tabindex]")));
 
   function focus(/** @type {any} */ stop) {
     if (!stop) return;

@@ -1,0 +1,113 @@
+"""What an open panel costs the browser: 48 runs log three metrics ten times a second each.
+
+`python tests/ui/stress.py [panel|plotly] [seconds]` prints one line of JSON. "plotly" draws the same
+curves with plotly's basic bundle, as sparingly as it can be used: one redraw a second, eight coloured
+traces, all others joined by gaps into one grey trace, points thinned to what the pixels can show.
+"""
+
+import json
+import sys
+from typing import Any
+
+from page import CHROMIUM, STATIC, show
+from playwright.sync_api import CDPSession, Page, sync_playwright
+
+RUNS, ROWS_S, MESSAGES_S = 48, 10, 4
+METRICS = ["loss", "eval_loss", "grad_norm"]
+# Starts the load; `stress.long` holds the milliseconds in long tasks, `stress.done` when it is over.
+LOAD = """([runs, metrics, rowsPerSecond, perSecond, seconds]) => {
+  const ids = kernel.rows.map((row) => row.id);
+  const stress = (window.stress = { long: 0, longest: 0, messages: 0, done: false, sent: 0, bytes: 0 });
+  stress.observer = new PerformanceObserver((list) => {
+    for (const task of list.getEntries()) {
+      stress.long += task.duration;
+      stress.longest = Math.max(stress.longest, task.duration);
+    }
+  });
+  stress.observer.observe({ entryTypes: ["longtask"] });
+  const started = performance.now();
+  const timer = setInterval(() => {
+    const at = Math.min(seconds, (performance.now() - started) / 1000);
+    const to = Math.floor(at * rowsPerSecond);
+    const { blocks, buffer } = makeBlocks(ids, metrics, stress.sent, to);
+    stress.sent = to;
+    kernel.rows = kernel.rows.map((row) => ({ ...row, step: to, progress: at / seconds, eta_s: seconds - at,
+      last: { ...row.last, loss: 1 + Math.random(), eval_loss: 1 + Math.random(), grad_norm: Math.random() } }));
+    kernel.delta({ rows: kernel.rows, blocks, head: { ...kernel.head, elapsed_s: at, progress: at / seconds } }, buffer);
+    stress.messages += 1;
+    stress.bytes += buffer.byteLength;
+    if (at >= seconds) { clearInterval(timer); stress.done = true; }
+  }, 1000 / perSecond);
+}"""
+# Draws curves of the panel's state with plotly instead of the panel's own chart.
+PLOTLY = """() => {
+  const module = { exports: {} };
+  new Function("module", "exports", plotlySource)(module, module.exports);
+  const Plotly = module.exports;
+  const element = document.createElement("div");
+  element.style.height = "320px";
+  document.getElementById("two").append(element);
+  const thin = (points, most) => {
+    const stride = Math.max(1, Math.ceil(points.length / most));
+    return points.filter((_point, i) => i % stride === 0 || i === points.length - 1);
+  };
+  const curves = new Map();
+  window.onRows = (blocks, numbers) => {
+    let at = 0;
+    for (const { run, metrics, n } of blocks) {
+      const list = curves.get(run) || curves.set(run, []).get(run);
+      for (let i = 0; i < n; i += 1, at += 3 + metrics.length) list.push([numbers[at], numbers[at + 3]]);
+    }
+  };
+  setInterval(() => {
+    const line = (points) => ({ x: points.map((p) => p[0]), y: points.map((p) => p[1]), type: "scatter", mode: "lines" });
+    const runs = [...curves.keys()];
+    const grey = runs.slice(8).flatMap((run) => [...thin(curves.get(run), 400), [null, null]]);
+    Plotly.react(element, [{ ...line(grey), line: { color: "#999", width: 1 }, hoverinfo: "skip" }, ...runs.slice(0, 8).map((run) => line(thin(curves.get(run), 800)))], { uirevision: 1, margin: { t: 10 } });
+  }, 1000);
+}"""
+
+
+def heap_mb(cdp: CDPSession) -> float:
+    """Size of what is alive in the page."""
+    cdp.send("HeapProfiler.collectGarbage")
+    return float(cdp.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
+
+
+def measure(page: Page, renderer: str, seconds: float) -> dict[str, Any]:
+    """Share of time in long tasks, longest one, and how the heap grew after the first third."""
+    cdp = page.context.new_cdp_session(page)
+    if renderer == "plotly":
+        show(page, {"runs": RUNS, "points": 0})
+        source = (STATIC / "vendor" / "plotly-basic.min.js").read_text("utf-8")
+        page.evaluate("source => { window.plotlySource = source; }", source)
+        page.evaluate(PLOTLY)
+        page.evaluate("""() => {
+          panel.close();
+          const send = kernel.delta.bind(kernel);
+          kernel.delta = (change, buffer) => { onRows(change.blocks, buffer); send(change, buffer); };
+        }""")
+    else:
+        show(page, {"runs": RUNS, "points": 0, "head": {"metrics": METRICS}})
+    page.evaluate(LOAD, [RUNS, METRICS, ROWS_S, MESSAGES_S, seconds])
+    page.wait_for_timeout(seconds * 1000 / 3)
+    early = heap_mb(cdp)
+    page.wait_for_function("stress.done", timeout=(seconds + 60) * 1000)
+    late = heap_mb(cdp)
+    found = page.evaluate("({long: stress.long, longest: stress.longest, messages: stress.messages})")
+    return {
+        "renderer": renderer,
+        "long_share": round(found["long"] / (seconds * 1000), 4),
+        "longest_ms": round(found["longest"]),
+        "messages": found["messages"],
+        "heap_mb": [round(early, 1), round(late, 1)],
+    }
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1] if len(sys.argv) > 1 else "panel"
+    length = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        print(json.dumps(measure(chromium.new_page(), wanted, length)))
+        chromium.close()
