@@ -49,9 +49,9 @@ function balanceTable(/** @type {{rows: number, tokens: number | null, groups: R
     { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "Balance of the chunks" },
     h(
       "table",
-      { class: "rf-list" },
+      { class: "rf-list rf-slim" },
       h("thead", null, h("tr", null, ["Chunk", "Rows", "Tokens", "", ...groups].map((text) => h(text ? "th" : "td", { scope: text ? "col" : null }, text)))),
-      h("tbody", null, chunks.map((chunk, index) => h("tr", null, h("td", { class: "rf-number" }, index + 1), h("td", { class: "rf-number" }, showNumber(chunk.rows)), h("td", { class: "rf-number" }, showNumber(chunk.tokens)), h("td", { style: "width:120px" }, bar((chunk.tokens || chunk.rows) / most)), groups.map((group) => h("td", { class: "rf-number" }, showShare(chunk.groups?.[group] || 0)))))),
+      h("tbody", null, chunks.map((chunk, index) => h("tr", null, h("td", { class: "rf-number" }, index + 1), h("td", { class: "rf-number" }, showNumber(chunk.rows)), h("td", { class: "rf-number" }, showNumber(chunk.tokens)), h("td", { style: "width:160px;vertical-align:middle" }, bar((chunk.tokens || chunk.rows) / most)), groups.map((group) => h("td", { class: "rf-number" }, showShare(chunk.groups?.[group] || 0)))))),
     ),
   );
 }

@@ -1,7 +1,10 @@
 // @ts-check
-/* The tab that shows the chosen metric with plotly, to look closely: its library is asked from the kernel when the tab is first opened. */
+/* The tab that draws the curves with plotly, live, to look closely with its tools. Its library is asked from the kernel when the
+   tab is first opened; the tab Curves draws by itself, so that there is a picture at once, and one without a kernel. */
 
-const REDRAW_MS = 5_000;
+const REDRAW_MS = 950; // the panel draws at most once a second, and only what is in sight
+
+const MOST_SHOWN = 800;
 
 /** Gets plotly, once for the page. */
 function loadPlotly(/** @type {View} */ view) {
@@ -25,16 +28,27 @@ function plainText(/** @type {string} */ text) {
 }
 
 /** Traces of lines: those highlighted in colour, all others joined by gaps into one grey trace. Pure. */
-function tracesOf(/** @type {Line[]} */ lines, /** @type {Theme} */ theme) {
+function tracesOf(/** @type {Line[]} */ lines, /** @type {Theme} */ theme, /** @type {(run: number) => string} */ about) {
   const grey = { x: /** @type {(number | null)[]} */ ([]), y: /** @type {(number | null)[]} */ ([]) };
   for (const line of lines.filter((one) => one.slot < 0)) {
-    grey.x.push(...Array.from(line.x), null);
-    grey.y.push(...Array.from(line.y), null);
+    const { points, count } = thinned(line);
+    grey.x.push(...points.slice(0, count), null);
+    grey.y.push(...points.slice(count), null);
   }
   const plain = { type: "scatter", mode: "lines", connectgaps: false };
   const rest = grey.x.length ? [{ ...plain, ...grey, name: "others", line: { color: theme.grey, width: 1 }, opacity: 0.5, hoverinfo: "skip" }] : [];
-  const colored = lines.filter((one) => one.slot >= 0).map((line) => ({ ...plain, x: Array.from(line.x), y: Array.from(line.y), name: plainText(line.title), line: { color: slotColor(theme, line.slot), width: 2, dash: line.dashed ? "dash" : "solid" } }));
+  const colored = lines.filter((one) => one.slot >= 0).map((line) => {
+    const { points, count } = thinned(line);
+    return { ...plain, x: points.slice(0, count), y: points.slice(count), name: plainText(line.title), text: plainText(about(line.run)), hovertemplate: "%{y:.4g}<br>%{text}", line: { color: slotColor(theme, line.slot), width: 2, dash: line.dashed ? "dash" : "solid" } };
+  });
   return [...rest, ...colored];
+}
+
+/** A line's points, as many as a wide screen can show: all x, then all y. */
+function thinned(/** @type {Line} */ line) {
+  const stride = Math.max(1, Math.ceil(line.x.length / MOST_SHOWN));
+  const kept = Array.from(line.x, (_x, i) => i).filter((i) => i % stride === 0 || i === line.x.length - 1);
+  return { points: [...kept.map((i) => line.x[i]), ...kept.map((i) => line.y[i])], count: kept.length };
 }
 
 /** The tab. */
@@ -50,7 +64,7 @@ function createExplore(/** @type {View} */ view) {
     try {
       plotly = await loadPlotly(view);
       if (gone) return;
-      setText(note, "The same curves in plotly; they are drawn again every few seconds. Metric and axis are chosen under Curves.");
+      setText(note, "The same curves, drawn with plotly. Metric, axis and smoothing are chosen under Curves.");
       update(true);
     } catch (error) {
       setText(note, `Plotly is not there: ${/** @type {Error} */ (error).message}`);
@@ -69,9 +83,11 @@ function createExplore(/** @type {View} */ view) {
       ...{ uirevision: `${wish.metric} ${wish.x} ${wish.log}`, hovermode: "closest", showlegend: true, margin: { l: 56, r: 16, t: 16, b: 40 } },
       ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: theme.text, size: 11, family: theme.font } },
       xaxis: { ...axis, title: { text: X_TITLES[wish.x] } },
+      shapes: chunkMarks(view.state, wish, lines).filter((at) => at <= extent(lines, (line) => line.x)[1]).map((at) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: theme.grid, width: 1, dash: "dot" } })),
       yaxis: { ...axis, title: { text: plainText(wish.metric) }, type: wish.log ? "log" : "linear" },
     };
-    plotly.react(plot, tracesOf(lines, theme), layout, { displaylogo: false, responsive: true });
+    const about = (/** @type {number} */ run) => Object.entries(view.state.rows.get(run)?.params || {}).map(([name, value]) => `${shortName(name)} ${showValue(value)}`).join(", ");
+    plotly.react(plot, tracesOf(lines, theme, about), layout, { displaylogo: false, responsive: true });
   }
 
   return { element, update, show, destroy: () => ((gone = true), plotly?.purge(plot)) };

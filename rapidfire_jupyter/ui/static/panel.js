@@ -183,7 +183,7 @@ function createFoot(/** @type {View} */ view) {
       one.title = reason || "Alt copies the %rapidfire line";
     }
   }
-  const element = h("div", { class: "rf-foot" }, count, ops, h("span", { class: "rf-grow" }), filter, ask, help);
+  const element = h("div", { class: "rf-foot" }, count, ops, h("span", { class: "rf-grow rf-spacer" }), filter, ask, help);
   return { element, ops, filter, update };
 }
 
