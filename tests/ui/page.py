@@ -56,9 +56,19 @@ def show(page: Page, experiment: dict[str, Any] | None = None, *, dark: bool = F
     page.wait_for_function("document.querySelector('.rf-grid tbody tr, .rf-waiting, .rf-still')")
 
 
+def parts(page: Page) -> None:
+    """The panel's parts as plain scripts, so that their pure functions can be called by name."""
+    page.set_content("<!doctype html><title>parts</title><body></body>")
+    for name in (STATIC / "PARTS").read_text("utf-8").split()[:-1]:
+        page.add_script_tag(content=(STATIC / name).read_text("utf-8"))
+    page.add_script_tag(content=(HERE / "fake_kernel.js").read_text("utf-8"))
+
+
 def sent(page: Page, kind: str) -> list[dict[str, Any]]:
     """Messages of a type that the views have sent so far."""
     found: list[dict[str, Any]] = json.loads(
-        page.evaluate("kind => JSON.stringify(kernel.model.sent.filter(m => m.type === kind))", kind)
+        page.evaluate(
+            "kind => JSON.stringify(kernel.model.sent.filter(m => m.type === kind))", kind
+        )
     )
     return found

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (JavaScript in texts)
 """What an open panel costs the browser: 48 runs log three metrics ten times a second each.
 
 `python tests/ui/stress.py [panel|plotly] [seconds]` prints one line of JSON. "plotly" draws the same
@@ -94,7 +95,9 @@ def measure(page: Page, renderer: str, seconds: float) -> dict[str, Any]:
     early = heap_mb(cdp)
     page.wait_for_function("stress.done", timeout=(seconds + 60) * 1000)
     late = heap_mb(cdp)
-    found = page.evaluate("({long: stress.long, longest: stress.longest, messages: stress.messages})")
+    found = page.evaluate(
+        "({long: stress.long, longest: stress.longest, messages: stress.messages})"
+    )
     return {
         "renderer": renderer,
         "long_share": round(found["long"] / (seconds * 1000), 4),

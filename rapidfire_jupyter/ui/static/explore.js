@@ -14,7 +14,10 @@ function loadPlotly(/** @type {View} */ view) {
       if (!buffer) throw new Error("the kernel sent no library");
       const module = { exports: {} };
       // A loader on the page (`define`) must not see it, and no global is left behind.
+      const [had, before] = ["Plotly" in page, page.Plotly];
       new Function("module", "exports", "define", new TextDecoder().decode(buffer))(module, module.exports, undefined);
+      if (had) page.Plotly = before;
+      else delete page.Plotly;
       return module.exports;
     });
     page.__rapidfirePlotly.catch(() => delete page.__rapidfirePlotly);

@@ -136,7 +136,7 @@ function createLink(model) {
 
   function tick() {
     const now = performance.now();
-    if (now - pinged >= PING_MS) ping(now);
+    if (now - pinged >= PING_MS - 500) ping(now); // ticks are not exact
     if (wanted && now - wanted >= RETRY_MS) resync();
     if (!link.silent && spoke > heard && now - spoke >= SILENT_MS) {
       link.silent = true;

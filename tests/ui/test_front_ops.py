@@ -1,0 +1,288 @@
+# ruff: noqa: E501  (JavaScript in texts)
+"""Ops from the panel: by mouse and by keyboard, what is sent and what is told."""
+
+import pytest
+from page import sent, show
+
+
+def orders(page):
+    return [(one["kind"], one["run"], one["args"]) for one in sent(page, "order")]
+
+
+def test_each_button_of_a_row_sends_its_order(page):
+    show(page, {"rows": {2: {"status": "stopped"}, 3: {"weight": 3}}})
+
+    page.locator("tr[data-run='1'] [data-op=stop]").click()
+    page.locator("tr[data-run='2'] [data-op=resume]").click()
+    page.locator("tr[data-run='3'] [data-op=less]").click()
+    page.locator("tr[data-run='5'] [data-op=more]").click()
+    page.locator("tr[data-run='6'] [data-op=delete]").click()
+    page.get_by_role("button", name="Pause all").click()
+
+    assert orders(page) == [
+        ("stop", 1, {}),
+        ("resume", 2, {}),
+        ("boost", 3, {"weight": 2}),
+        ("boost", 5, {"weight": 2}),
+        ("delete", 6, {}),
+        ("pause_all", None, {}),
+    ]
+
+
+def test_a_selection_is_stopped_at_once_and_undone_at_once(page):
+    show(page, {"rows": {i: {"status": "queued"} for i in range(1, 9)}})
+    for run in (1, 2, 5):
+        page.locator(f"tr[data-run='{run}'] input").click()
+
+    page.locator(".rf-footops [data-op=stop]").click()
+    page.evaluate("kernel.settle()")
+    assert "Stop 3 runs applied" in page.locator(".rf-notices").inner_text()
+    page.locator(".rf-notices").get_by_role("button", name="Undo").click()
+
+    stopped, resumed = orders(page)[:3], orders(page)[3:]
+    assert [one[:2] for one in stopped] == [("stop", 1), ("stop", 2), ("stop", 5)]
+    assert [one[:2] for one in resumed] == [("resume", 1), ("resume", 2), ("resume", 5)]
+
+
+def test_pending_applied_and_refused_are_told_with_the_reason(page):
+    show(page, {"rows": {1: {"status": "running"}}})
+    page.locator("tr[data-run='1'] [data-op=stop]").click()
+
+    notices = page.locator(".rf-notices")
+    assert "Stop run 1 pending" in notices.inner_text()
+    assert "%rapidfire stop 1" in notices.inner_text()
+    page.evaluate(
+        "kernel.settle('refused', 'run 1 is completed; only an active run can be stopped')"
+    )
+
+    assert "refused: run 1 is completed" in notices.inner_text()
+    assert "run 1 is completed" in page.locator("[role=alert]").first.text_content()
+    assert "stop refused" in page.locator("tr[data-run='1']").inner_text()
+
+
+def test_a_deleted_run_can_be_brought_back_for_thirty_seconds(page):
+    page.clock.install()
+    show(page)
+    page.locator("tr[data-run='2'] [data-op=delete]").click()
+    page.evaluate("kernel.settle(); kernel.set(2, { status: 'deleted', deleted_at: 754 })")
+    page.clock.run_for(1500)
+
+    assert page.locator("tr.rf-deleted[data-run='2']").count() == 1
+    page.locator("tr[data-run='2'] [data-op=delete]").click()
+    assert orders(page)[-1] == ("undelete", 2, {})
+
+    page.clock.run_for(31_000)
+    page.evaluate("kernel.delta({})")
+    page.clock.run_for(1500)
+    assert page.locator("tr[data-run='2']").count() == 0
+
+
+def test_finished_runs_are_trained_longer(page):
+    show(page, {"rows": {4: {"status": "completed"}}})
+    page.locator("tr[data-run='4'] [data-op=resume]").click()
+    page.get_by_label("How much").fill("3")
+    page.get_by_role("button", name="Train longer", exact=True).click()
+
+    assert orders(page) == [("resume", 4, {"num_train_epochs": 3})]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"read_only": True, "reason": "another kernel (pid 7) owns it", "can": []},
+        {"state": "ended", "can": []},
+        {"can": []},
+    ],
+)
+def test_without_ops_buttons_say_why(page, head):
+    show(page, {"head": head})
+
+    stop = page.locator("tr[data-run='1'] [data-op=stop]")
+    assert stop.get_attribute("aria-disabled") == "true"
+    assert ": " in stop.get_attribute("title")
+    stop.click(force=True)
+    page.get_by_role("button", name="Pause all").click(force=True)
+    assert orders(page) == []
+    assert "not possible" in page.locator(".rf-notices").inner_text()
+
+
+def test_every_op_by_keyboard(page):
+    show(
+        page, {"rows": {i: {"status": "queued"} for i in range(1, 9)} | {3: {"status": "stopped"}}}
+    )
+    press = page.keyboard.press
+    press("Tab")
+    assert page.evaluate("document.activeElement.closest('.rf-top') !== null")
+    press("Tab")
+    assert page.evaluate("document.activeElement.closest('[role=grid]') !== null")
+
+    press("s")  # run 1
+    press("ArrowDown")
+    press("+")  # run 2
+    page.evaluate("kernel.settle()")
+    press("ArrowDown")
+    press("r")  # run 3
+    press("ArrowDown")
+    press("-")  # run 4
+    press("ArrowDown")
+    press("Space")
+    press("ArrowDown")
+    press("Space")
+    press("Delete")  # runs 5 and 6
+    page.evaluate("kernel.settle()")
+    press("Control+z")
+    page.evaluate("kernel.settle()")
+    press("Escape")
+    press("ArrowUp")
+    press("c")  # run 5
+    page.wait_for_selector(".rf-clone")
+
+    assert [one[:2] for one in orders(page)] == [
+        ("stop", 1),
+        ("boost", 2),
+        ("resume", 3),
+        ("boost", 4),
+        ("delete", 5),
+        ("delete", 6),
+        ("undelete", 5),
+        ("undelete", 6),
+    ]
+    page.wait_for_function("document.activeElement.closest('.rf-clone') !== null")
+    press("Escape")
+    assert page.evaluate("document.activeElement.closest('tr')?.dataset.run") == "5"
+    for _ in range(30):
+        press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.op") == "delete"
+    press("Enter")
+    assert orders(page)[-1][:2] == ("delete", 5)
+    press("Shift+Tab")
+    for _ in range(30):
+        press("ArrowRight")
+    press("Home")
+    page.keyboard.press("Enter")
+
+
+def test_the_header_sorts_and_the_filter_filters(page):
+    show(page)
+    page.get_by_role("button", name="learning_rate").click()
+    assert page.locator("th[aria-sort=ascending]").inner_text().startswith("learning_rate")
+    rates = page.locator("tbody tr").evaluate_all("rows => rows.map(r => Number(r.dataset.run))")
+    assert rates == [3, 7, 2, 6, 1, 5, 4, 8]
+    page.get_by_label("Filter runs").fill("r=32 q_proj")
+
+    shown = page.locator("tbody tr").evaluate_all("rows => rows.map(r => Number(r.dataset.run))")
+    assert shown == [7, 1, 5]
+
+
+def test_clone_form_checks_and_sends_one_order_for_each_value(page):
+    show(page)
+    page.locator("tr[data-run='1'] [data-op=clone]").click()
+    rate = page.get_by_role("textbox", name="learning_rate")
+    create = page.locator(".rf-primary")
+
+    rate.fill("-1")
+    assert "must be at least 0" in page.locator(".rf-wrong").inner_text()
+    assert create.get_attribute("aria-disabled") == "true"
+    rate.fill("7")
+    page.wait_for_selector(".rf-wrong:has-text('no optimizer survives it')")
+    rate.fill("5e-4, 2e-4")
+    page.get_by_label("lora_only").check()
+    page.wait_for_selector(".rf-primary:not([aria-disabled])")
+    assert "Create 4 clones" in create.inner_text()
+    assert "0.001" in page.locator(".rf-diff del").first.inner_text()
+    assert page.locator(".rf-preview").is_visible()
+    create.click()
+
+    changes = [args for _, _, args in orders(page)]
+    assert len(changes) == 4
+    assert all(one["warm"] for one in changes)
+    assert changes[0]["changes"] == {"training_args.learning_rate": 0.0005}
+    assert changes[3]["changes"] == {
+        "training_args.learning_rate": 0.0002,
+        "peft_config.bias": "lora_only",
+    }
+    assert page.locator(".rf-clone").count() == 0
+
+
+def test_clone_form_says_why_warm_cannot_be(page):
+    show(page)
+    page.evaluate("kernel.answers.form = { fields: FIELDS, warm: 'run 1 has no trained step yet' }")
+    page.locator("tr[data-run='1'] [data-op=clone]").click()
+    page.wait_for_selector(".rf-clone")
+
+    assert "run 1 has no trained step yet" in page.locator(".rf-start").inner_text()
+    assert page.get_by_role("radio", name="Warm").is_disabled()
+    assert page.get_by_label("Cold").is_checked()
+
+
+def test_clone_form_refuses_changes_that_cannot_be_warm(page):
+    show(page)
+    page.locator("tr[data-run='1'] [data-op=clone]").click()
+    page.get_by_role("textbox", name="model_name").fill("another/base")
+    page.wait_for_selector(".rf-side .rf-error:has-text('another base model')")
+
+    assert page.locator(".rf-primary").get_attribute("aria-disabled") == "true"
+    page.get_by_label("Cold").check()
+    page.wait_for_selector(".rf-primary:not([aria-disabled])")
+
+
+def test_curves_are_hidden_shown_alone_and_zoomed(page):
+    show(page)
+
+    def drawn():
+        return page.locator("canvas").first.get_attribute("aria-label")
+
+    page.locator("tr[data-run='1'] .rf-swatch").click()
+    assert "7 runs" in drawn()
+    page.locator("tr[data-run='2'] .rf-swatch").click(modifiers=["Alt"])
+    assert "1 run." in drawn()
+    page.locator("tr[data-run='2'] .rf-swatch").click()
+    box = page.locator(".rf-plot").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 500, box["y"] + 104)
+    page.mouse.up()
+    page.evaluate("kernel.delta({})")
+
+    assert page.get_by_role("button", name="Reset zoom").is_visible()
+    page.get_by_role("button", name="Reset zoom").click()
+    page.mouse.move(box["x"] + 300, box["y"] + 150)
+    page.wait_for_selector(".rf-tip:not([hidden])")
+    assert "learning_rate" in page.locator(".rf-tip").inner_text()
+
+
+def test_tabs_appear_when_there_is_something_in_them(page):
+    show(page, {"runs": 0, "points": 0})
+    page.evaluate("kernel.entries = []")
+
+    def tabs():
+        return [tab.inner_text() for tab in page.get_by_role("tab").all() if tab.is_visible()]
+
+    assert "Samples" not in tabs()
+    page.evaluate("""() => {
+      kernel.head = { ...kernel.head, can: ["ops", "samples", "sample"] };
+      kernel.delta({ head: kernel.head, rows: [makeRow(1), makeRow(2)], slices: makeSlices([1, 2]) });
+    }""")
+    page.wait_for_selector("[role=tab]:has-text('Samples'):not([hidden])")
+    assert "Timeline" in tabs()
+    page.get_by_role("tab", name="Samples").click()
+    page.wait_for_selector(".rf-samples td:has-text('It left our warehouse.')")
+    page.get_by_label("Prompt").fill("Hello?")
+    page.get_by_role("button", name="Ask").click()
+    page.wait_for_selector(".rf-samples td:has-text('answer of 1 to Hello?')")
+
+
+def test_exports_are_downloads(page):
+    show(page)
+    for label, name in [
+        ("Log as CSV", "support-bot.csv"),
+        ("Figure as PNG", "support-bot-loss.png"),
+        ("Figure as SVG", "support-bot-loss.svg"),
+    ]:
+        page.get_by_role("button", name="Export").click()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=label).click()
+        assert download.value.suggested_filename == name
+    page.get_by_role("button", name="Export").click()
+    page.get_by_role("button", name="Best run's adapter").click()
+    page.wait_for_selector(".rf-notices:has-text('run-1/adapter')")
