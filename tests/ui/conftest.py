@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="the panel's tests need the package playwright")
-from page import CHROMIUM
+from front_page import CHROMIUM
 from playwright.sync_api import sync_playwright
 
 

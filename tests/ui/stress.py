@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from page import CHROMIUM, STATIC, show
+from front_page import CHROMIUM, STATIC, show
 from playwright.sync_api import CDPSession, Page, sync_playwright
 
 RUNS, ROWS_S, MESSAGES_S = 48, 10, 4

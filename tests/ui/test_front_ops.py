@@ -2,7 +2,7 @@
 """Ops from the panel: by mouse and by keyboard, what is sent and what is told."""
 
 import pytest
-from page import sent, show
+from front_page import sent, show
 
 
 def orders(page):

@@ -3,7 +3,7 @@
 
 import json
 
-from page import blank, sent, show
+from front_page import blank, sent, show
 
 
 def text(page, selector):

@@ -4,7 +4,7 @@
 import struct
 
 import pytest
-from page import parts
+from front_page import parts
 
 CURVE = """(values, steps) => {
   const curve = emptyCurve();

@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from page import show
+from front_page import show
 
 EVIL = [
     "<script>window.evil = 1</script>",
@@ -78,7 +78,7 @@ def test_markup_in_any_text_is_only_text(page, evil):
 
 
 def test_markup_in_names_is_text_for_plotly_too(page):
-    from page import STATIC
+    from front_page import STATIC
 
     show(page, {"rows": {1: {"name": EVIL[1], "params": {"a": EVIL[0]}}}})
     page.evaluate(
