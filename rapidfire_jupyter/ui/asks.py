@@ -8,7 +8,7 @@ from rapidfire_jupyter import folders
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.state import Run
-from rapidfire_jupyter.ui import exports, form, schedule
+from rapidfire_jupyter.ui import exports, form, library, schedule
 from rapidfire_jupyter.ui.actions import Actions, Reply
 from rapidfire_jupyter.ui.orders import MessageError, changes_of, flag
 
@@ -39,9 +39,11 @@ def _run(actions: Actions, args: Args) -> Run:
 
 
 def _library(actions: Actions, args: Args) -> Reply:
-    from rapidfire_jupyter.ui import library
-
-    return Reply({}, (library.source(str(args.get("name", ""))),))
+    name = args.get("name")
+    if name not in library.LIBRARIES:
+        known = ", ".join(library.LIBRARIES)
+        raise MessageError(f"a library is one of {known}, got {name!r:.40}")
+    return Reply({"name": name}, (library.source(str(name)),))
 
 
 def _live(actions: Actions, args: Args) -> tuple[Run, RunConfig]:

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from rapidfire_jupyter.ui.curves import pack, thin_all
 from rapidfire_jupyter.ui.eta import Etas, etas
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.wire import Block, Head, Number, Row, Snapshot
+
+MOST_ENDS = 64  # of chunks, in a row
 
 # Parts of metric names of which less is better.
 _LOW = ("loss", "perplexity", "error")
@@ -176,7 +178,7 @@ def row(fold: Fold, run_id: int, varying: list[str], left: Etas) -> Row:
         "step": step,
         "total_steps": total,
         "chunk": _at_step(run, step).chunk,
-        "chunk_ends": list(run.chunk_ends),
+        "chunk_ends": _some(run.chunk_ends),
         "eta_s": rounded(left.runs.get(run.id)),
         "params": {name: run.config.get(name) for name in varying},
         "last": {name: shown(value) for name, value in fold.last.get(run.id, {}).items()},
@@ -191,6 +193,12 @@ def row(fold: Fold, run_id: int, varying: list[str], left: Etas) -> Row:
         "deleted_at": round(deleted_at, 3),
         "parked": bool(getattr(run, "parked", False)),
     }
+
+
+def _some(ends: Sequence[int]) -> list[int]:
+    """Ends of chunks; of every so many chunks, if they are more than can be told apart."""
+    every = -(-len(ends) // MOST_ENDS)
+    return list(ends[every - 1 :: every]) if every > 1 else list(ends)
 
 
 def rows(fold: Fold) -> list[Row]:
