@@ -53,10 +53,11 @@ export class Connections {
         changed = true;
       }
     }
-    for (const [id, { session, open }] of wanted) {
-      if (!this.connected.has(id)) {
-        const connection = open ?? this.connect(session);
-        this.connected.set(id, { connection, path: session.path, type: session.type });
+    for (const [id, { session, open, path }] of wanted) {
+      const old = this.connected.get(id);
+      if (!old || old.path !== path || old.type !== session.type) {
+        const connection = old?.connection ?? open ?? this.connect(session);
+        this.connected.set(id, { connection, path, type: session.type });
         changed = true;
       }
     }
@@ -67,20 +68,22 @@ export class Connections {
 
   /** By kernel id: its session (a notebook's, if it has several), and the open connection. */
   private wanted(): Map<string, IWanted> {
-    const open = new Map<string, Kernel.IKernelConnection>();
+    const open = new Map<string, ISessionContext>();
     for (const context of this.contexts) {
       const kernel = context.session?.kernel;
       if (kernel && !kernel.isDisposed) {
-        open.set(kernel.id, kernel);
+        open.set(kernel.id, context);
       }
     }
     const wanted = new Map<string, IWanted>();
     for (const session of this.services.sessions.running()) {
       const kernel = session.kernel;
       if (kernel && this.isPython(kernel.name)) {
-        const known = wanted.get(kernel.id);
-        if (!known || session.type === 'notebook') {
-          wanted.set(kernel.id, { session, open: open.get(kernel.id) });
+        if (!wanted.has(kernel.id) || session.type === 'notebook') {
+          const context = open.get(kernel.id);
+          // A session that was just made has no path of its own yet.
+          const path = context?.path ?? session.path;
+          wanted.set(kernel.id, { session, path, open: context?.session?.kernel });
         }
       }
     }
@@ -118,5 +121,6 @@ export class Connections {
 
 interface IWanted {
   readonly session: Session.IModel;
-  readonly open: Kernel.IKernelConnection | undefined;
+  readonly path: string;
+  readonly open: Kernel.IKernelConnection | null | undefined;
 }

@@ -59,7 +59,7 @@ export class Link implements ILink {
     this.opened = true;
     this.commId = UUID.uuid4();
     const id = this.commId;
-    void this.chooseSubshell().then(() => {
+    this.greeted = this.chooseSubshell().then(() => {
       if (!this._disposed && this.commId === id) {
         this.post('comm_open', {
           comm_id: id,
@@ -85,7 +85,13 @@ export class Link implements ILink {
 
   send(message: PageMessage): void {
     if (this.opened && !this._disposed) {
-      this.post('comm_msg', { comm_id: this.commId, data: message });
+      const id = this.commId;
+      // The comm's opening comes first, and waits for a subshell.
+      void this.greeted.then(() => {
+        if (!this._disposed && this.commId === id) {
+          this.post('comm_msg', { comm_id: id, data: message });
+        }
+      });
     }
   }
 
@@ -211,6 +217,7 @@ export class Link implements ILink {
 
   private commId = '';
   private opened = false;
+  private greeted = Promise.resolve();
   private cell = '';
   private tries: ReturnType<typeof setTimeout>[] = [];
   private unanswered = 0;

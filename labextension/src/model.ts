@@ -83,7 +83,8 @@ export class Model {
     all: ReadonlyMap<string, IConnected>,
     link: (connection: Kernel.IKernelConnection) => ILink
   ): void {
-    for (const [id, entry] of [...this.entries]) {
+    const before = new Map(this.entries);
+    for (const [id, entry] of before) {
       if (all.get(id)?.connection !== entry.connection) {
         this.entries.delete(id);
         entry.link.received.disconnect(this.receive, this);
@@ -91,11 +92,17 @@ export class Model {
       }
     }
     for (const [id, { connection, path, type }] of all) {
-      if (!this.entries.has(id)) {
-        const entry = { link: link(connection), connection, path, type, known: NOTHING };
-        this.entries.set(id, entry);
-        entry.link.received.connect(this.receive, this);
+      const entry = this.entries.get(id);
+      if (entry) {
+        this.entries.set(id, { ...entry, path, type });
+        continue;
       }
+      // Over another connection the same kernel tells everything anew; until then what is known
+      // stays.
+      const known = { ...(before.get(id)?.known ?? NOTHING), seq: 0 };
+      const made = { link: link(connection), connection, path, type, known };
+      this.entries.set(id, made);
+      made.link.received.connect(this.receive, this);
     }
     this._changed.emit();
   }
@@ -168,7 +175,7 @@ export class Model {
         link.send({ type: 'hello', every_s: this.everySeconds() });
         return;
       }
-      this.apply(entry, next);
+      this.apply(entry, next, !message.full);
     } else if (message.type === 'ack' || message.type === 'model') {
       const asked = this.waiting.get(message.id);
       asked?.(message);
@@ -178,13 +185,13 @@ export class Model {
     }
   }
 
-  private apply(entry: IEntry, next: IKnown): void {
+  private apply(entry: IEntry, next: IKnown, isUpdate: boolean): void {
     const before = entry.known.experiments;
     entry.known = next;
     this._changed.emit();
     const kernel = this.kernel(entry);
     for (const brief of next.experiments.values()) {
-      for (const notice of notices(before.get(brief.key), brief)) {
+      for (const notice of notices(before.get(brief.key), brief, isUpdate)) {
         this._noticed.emit({ kernel, notice });
       }
     }

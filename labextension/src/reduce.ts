@@ -2,6 +2,8 @@
 
 import type { IBrief, IBriefRun, IExperiments } from './types';
 
+const COLOURS = 8;
+
 export interface IKnown {
   /** Number of the last message; 0 if there was none. */
   readonly seq: number;
@@ -48,8 +50,20 @@ export interface INotice {
   readonly text: string;
 }
 
-/** What happened to an experiment between two states; nothing is told of one just met. */
-export function notices(before: IBrief | undefined, after: IBrief): INotice[] {
+/**
+ * What happened to an experiment between two states.
+ *
+ * @param isNew Whether an experiment without a state before has just come up in its kernel; else
+ *   this page has just met it, and what it went through is old news.
+ */
+export function notices(
+  before: IBrief | undefined,
+  after: IBrief,
+  isNew: boolean = false
+): INotice[] {
+  if (!before && isNew && after.state !== 'ended') {
+    before = { ...after, state: 'empty', live: true, alerts: 0, runs: [] };
+  }
   const found: INotice[] = [];
   const tell = (kind: INotice['kind'], text: string): number =>
     found.push({ kind, experiment: after.key, text });
@@ -62,7 +76,7 @@ export function notices(before: IBrief | undefined, after: IBrief): INotice[] {
   }
   const was = new Map(before.runs.map(run => [run.id, run.status]));
   const failed = after.runs.filter(
-    run => run.status === 'failed' && was.has(run.id) && was.get(run.id) !== 'failed'
+    run => run.status === 'failed' && was.get(run.id) !== 'failed'
   );
   if (failed.length === 1) {
     tell('failed', `${after.name}: run ${failed[0].id} failed: ${failed[0].error}`);
@@ -73,7 +87,7 @@ export function notices(before: IBrief | undefined, after: IBrief): INotice[] {
     tell('alert', `${after.name}: ${after.alert}`);
   }
   const rests = after.state === 'idle' || after.state === 'ended';
-  if (before.live && rests) {
+  if (before.live && rests && after.runs.length) {
     const done = after.runs.filter(run => run.status === 'completed').length;
     tell('finished', `${after.name}: nothing is left to train; ${done} of ${runs(after)} finished`);
   }
@@ -106,6 +120,29 @@ export function statusText(briefs: readonly IBrief[]): string {
     parts.push(`ETA ${duration(Math.max(...(etas as number[])))}`);
   }
   return parts.join(' · ');
+}
+
+/** The place of each run's colour in the palette, as in the panel; none if there are too many. */
+export function colours(runs: readonly IBriefRun[]): ReadonlyMap<number, number> {
+  const slots = new Map<number, number>();
+  if (runs.length > COLOURS) {
+    return slots; // the panel colours the best of a metric then
+  }
+  const free = new Set(Array.from({ length: COLOURS }, (_, slot) => slot));
+  for (const run of runs) {
+    const own = (run.id - 1 + COLOURS) % COLOURS;
+    if (free.delete(own)) {
+      slots.set(run.id, own);
+    }
+  }
+  for (const run of runs) {
+    if (!slots.has(run.id)) {
+      const slot = [...free][0];
+      free.delete(slot);
+      slots.set(run.id, slot);
+    }
+  }
+  return slots;
 }
 
 export function isActive(run: IBriefRun): boolean {

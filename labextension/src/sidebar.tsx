@@ -6,11 +6,18 @@ import * as React from 'react';
 import type { Actions } from './commands';
 import { rapidfireIcon } from './icon';
 import type { IKernel, Model } from './model';
-import { duration, isActive, loss, percent } from './reduce';
+import { colours, duration, isActive, loss, percent } from './reduce';
 import type { IBrief, IBriefRun } from './types';
 
 export const SIDEBAR_ID = 'rapidfire-sidebar';
-const COLOURED = 8; // as many as there are colours; later runs are grey
+
+const SHAPES = {
+  pause: 'M7 5h3.5v14H7zM13.5 5H17v14h-3.5z',
+  play: 'M8 5v14l11-7z',
+  stop: 'M6 6h12v12H6z',
+  boost: 'M4 5v14l8-7zM12 5v14l8-7z',
+  open: 'M14 3v2h3.6l-9.8 9.8 1.4 1.4L19 6.4V10h2V3zM5 5h5V3H3v18h18v-7h-2v5H5z'
+};
 
 export class Sidebar extends ReactWidget {
   constructor(
@@ -68,6 +75,7 @@ interface IExperimentProps {
 
 function Experiment({ kernel, brief, actions }: IExperimentProps): React.JSX.Element {
   const paused = brief.state === 'paused';
+  const slots = colours(brief.runs);
   return (
     <section className="rf-Experiment" aria-label={`Experiment ${brief.name}`}>
       <header>
@@ -75,11 +83,11 @@ function Experiment({ kernel, brief, actions }: IExperimentProps): React.JSX.Ele
         {brief.live && !brief.reason && (
           <Button
             label={paused ? 'Resume all' : 'Pause all'}
-            glyph={paused ? '▶' : '⏸'}
+            shape={paused ? 'play' : 'pause'}
             act={() => actions.order(kernel, brief, paused ? 'resume_all' : 'pause_all')}
           />
         )}
-        <Button label="Open panel" glyph="↗" act={() => actions.open(kernel, brief)} />
+        <Button label="Open panel" shape="open" act={() => actions.open(kernel, brief)} />
       </header>
       <p className="rf-Where" title={kernel.path}>
         {kernel.path}
@@ -88,8 +96,8 @@ function Experiment({ kernel, brief, actions }: IExperimentProps): React.JSX.Ele
       <p className="rf-Summary">{summary(brief)}</p>
       {brief.reason && <p className="rf-Reason">{brief.reason}</p>}
       <ul>
-        {brief.runs.map((run, index) => (
-          <Run key={run.id} run={run} index={index} {...{ kernel, brief, actions }} />
+        {brief.runs.map(run => (
+          <Run key={run.id} run={run} slot={slots.get(run.id)} {...{ kernel, brief, actions }} />
         ))}
       </ul>
     </section>
@@ -98,7 +106,7 @@ function Experiment({ kernel, brief, actions }: IExperimentProps): React.JSX.Ele
 
 function summary(brief: IBrief): string {
   const over = brief.runs.filter(run => !isActive(run)).length;
-  const parts = [brief.state, `${over} of ${brief.runs.length} over`, percent(brief.progress)];
+  const parts = [brief.state, `${over} of ${brief.runs.length} ended`, percent(brief.progress)];
   if (brief.state === 'running' && brief.eta_s !== null) {
     parts.push(`${duration(brief.eta_s)} left`);
   }
@@ -108,57 +116,63 @@ function summary(brief: IBrief): string {
   return parts.join(' · ');
 }
 
-function Run(props: IExperimentProps & { run: IBriefRun; index: number }): React.JSX.Element {
-  const { kernel, brief, actions, run, index } = props;
-  const colour = index < COLOURED ? `var(--rf-run-${index})` : 'var(--jp-ui-font-color3)';
+function Run(props: IExperimentProps & { run: IBriefRun; slot?: number }): React.JSX.Element {
+  const { kernel, brief, actions, run, slot } = props;
+  const colour = slot === undefined ? 'var(--jp-ui-font-color3)' : `var(--rf-run-${slot})`;
   const may = brief.reason === '' && brief.state !== 'ended';
   const order = (kind: 'stop' | 'resume' | 'boost', weight?: number): Promise<void> =>
     actions.order(kernel, brief, kind, run.id, weight);
   return (
     <li className={`rf-Run rf-mod-${run.status}`} aria-label={`Run ${run.id}, ${run.status}`}>
-      <span className="rf-Dot" style={{ background: colour }} />
-      <span className="rf-Id">{run.id}</span>
-      <span className="rf-Name" title={run.error || run.name}>
-        {run.name}
-      </span>
-      <span className="rf-Loss" title="Last train loss">
-        {loss(run.loss)}
-      </span>
+      <div className="rf-Row">
+        <span className="rf-Dot" style={{ background: colour }} />
+        <span className="rf-Id">{run.id}</span>
+        <span className="rf-Name" title={run.name}>
+          {run.name}
+        </span>
+        <span className="rf-Loss" title="Last train loss">
+          {loss(run.loss)}
+        </span>
+      </div>
       <Progress share={run.progress} label={`Progress of run ${run.id}`} />
-      <span className="rf-Status" title={run.error || undefined}>
-        {status(run)}
-      </span>
-      <span className="rf-Buttons">
+      <div className="rf-Row">
+        <span className="rf-Status" title={details(run)}>
+          {status(run)}
+        </span>
         {may && isActive(run) && (
           <>
             <Button
               label={`Boost run ${run.id}: twice the share`}
-              glyph="»"
+              shape="boost"
               act={() => order('boost', run.weight * 2)}
             />
-            <Button label={`Stop run ${run.id}`} glyph="■" act={() => order('stop')} />
+            <Button label={`Stop run ${run.id}`} shape="stop" act={() => order('stop')} />
           </>
         )}
         {may && (run.status === 'stopped' || run.status === 'failed') && (
-          <Button label={`Resume run ${run.id}`} glyph="▶" act={() => order('resume')} />
+          <Button label={`Resume run ${run.id}`} shape="play" act={() => order('resume')} />
         )}
-      </span>
+      </div>
+      {run.error && (
+        <p className="rf-Error" title={run.error}>
+          {run.error}
+        </p>
+      )}
     </li>
   );
 }
 
 function status(run: IBriefRun): string {
-  const parts: string[] = [run.status];
-  if (isActive(run) && run.total_steps) {
-    parts.push(`${run.step}/${run.total_steps}`);
-  }
-  if (run.weight !== 1) {
-    parts.push(`×${Number(run.weight.toPrecision(3))}`);
-  }
-  if (run.eta_s !== null && run.status === 'running') {
-    parts.push(duration(run.eta_s));
-  }
-  return parts.join(' · ');
+  const weight = run.weight === 1 ? '' : ` ×${Number(run.weight.toPrecision(3))}`;
+  const left = isActive(run) && run.eta_s !== null ? ` · ${duration(run.eta_s)} left` : '';
+  return `${run.status}${weight}${left}`;
+}
+
+/** What the status line leaves out. */
+function details(run: IBriefRun): string {
+  const steps = `step ${run.step}${run.total_steps ? ` of ${run.total_steps}` : ''}`;
+  const saved = run.checkpoint_step === null ? '' : `, saved at step ${run.checkpoint_step}`;
+  return `${steps}${saved}, ${percent(run.progress)}`;
 }
 
 function Progress(props: { share: number; label: string }): React.JSX.Element {
@@ -167,12 +181,12 @@ function Progress(props: { share: number; label: string }): React.JSX.Element {
 
 interface IButtonProps {
   label: string;
-  glyph: string;
+  shape: keyof typeof SHAPES;
   act: () => Promise<void>;
 }
 
 /** A button that waits for its answer before it can be pressed again. */
-function Button({ label, glyph, act }: IButtonProps): React.JSX.Element {
+function Button({ label, shape, act }: IButtonProps): React.JSX.Element {
   const [busy, setBusy] = React.useState(false);
   const press = (): void => {
     setBusy(true);
@@ -180,7 +194,9 @@ function Button({ label, glyph, act }: IButtonProps): React.JSX.Element {
   };
   return (
     <button type="button" title={label} aria-label={label} disabled={busy} onClick={press}>
-      {glyph}
+      <svg viewBox="0 0 24 24" width="14" height="14" aria-hidden="true">
+        <path d={SHAPES[shape]} fill="currentColor" />
+      </svg>
     </button>
   );
 }

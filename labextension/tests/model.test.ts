@@ -61,6 +61,13 @@ class FakeConnection {
 
 const settled = (): Promise<void> => new Promise(resolve => setImmediate(resolve));
 
+function listen(model: Model, kernel: FakeConnection, path = 'a.ipynb'): void {
+  const connection = kernel as unknown as Kernel.IKernelConnection;
+  const connected: IConnected = { connection, path, type: 'notebook' };
+  const rate = (): number => 1;
+  model.listen(new Map([['k1', connected]]), c => new Link(c, rate, () => model.lastSeq('k1')));
+}
+
 interface ISetUp {
   kernel: FakeConnection;
   model: Model;
@@ -73,17 +80,7 @@ async function setUp(given: Partial<FakeConnection> = {}): Promise<ISetUp> {
     () => 1,
     () => 1000
   );
-  const connection = kernel as unknown as Kernel.IKernelConnection;
-  const connected: IConnected = { connection, path: 'a.ipynb', type: 'notebook' };
-  model.listen(
-    new Map([['k1', connected]]),
-    c =>
-      new Link(
-        c,
-        () => 1,
-        () => model.lastSeq('k1')
-      )
-  );
+  listen(model, kernel);
   const told: INoticed[] = [];
   model.noticed.connect((_, noticed) => void told.push(noticed));
   await settled();
@@ -142,6 +139,7 @@ test('after a gap everything is asked for again', async () => {
   kernel.tell(message(1, [brief()]));
 
   kernel.tell(message(3, [brief({ runs: [run(1, { step: 7 })] })]));
+  await settled();
 
   expect(kernel.data.slice(-1)).toEqual([{ type: 'hello', every_s: 1 }]);
   expect(model.kernels[0].experiments[0].runs[0].step).toBe(4);
@@ -211,6 +209,7 @@ test('an order is answered by its own ack', async () => {
   kernel.tell(message(1, [brief()]));
 
   const asked = model.order('k1', '/e/one', 'boost', 2, { weight: 4 });
+  await settled();
   const order = kernel.data.slice(-1)[0] as { id: string };
   kernel.tell({ type: 'ack', id: 'another', status: 'refused', reason: 'not mine' });
   kernel.tell({ type: 'ack', id: order.id, status: 'pending', reason: '' });
@@ -224,6 +223,7 @@ test('a refusal that comes when the op was to act is told', async () => {
   const refused: string[] = [];
   model.refused.connect((_, reason) => void refused.push(reason));
   const asked = model.order('k1', '/e/one', 'stop', 1);
+  await settled();
   const { id } = kernel.data.slice(-1)[0] as { id: string };
 
   kernel.tell({ type: 'ack', id, status: 'pending', reason: '' });
@@ -250,6 +250,7 @@ test('an order without an answer is given up', async () => {
 test('the model of a panel is asked for', async () => {
   const { kernel, model } = await start();
   const asked = model.openPanel('k1', '/e/one');
+  await settled();
   const { id } = kernel.data.slice(-1)[0] as { id: string };
 
   kernel.tell({ type: 'model', id, model: 'abc', error: '' });
@@ -267,6 +268,35 @@ test('a kernel that has gone is forgotten and its comm closed', async () => {
 
   expect(model.kernels).toEqual([]);
   expect(kernel.sent.slice(-1)[0].header.msg_type).toBe('comm_close');
+});
+
+test('what is asked at once is sent after the comm has opened', async () => {
+  const kernel = new FakeConnection();
+  const model = new Model(() => 1);
+  made.push(model);
+  listen(model, kernel);
+
+  const asked = model.openPanel('k1', '/e/one');
+  await settled();
+  const { id } = kernel.data[1] as { id: string };
+  kernel.tell({ type: 'model', id, model: '', error: 'no widgets' });
+
+  expect(kernel.data.map(data => data.type)).toEqual(['hello', 'open_panel']);
+  expect((await asked).error).toBe('no widgets');
+});
+
+test('over another connection a kernel keeps its experiments and tells them anew', async () => {
+  const { kernel, model, told } = await start();
+  kernel.tell(message(1, [brief()]));
+  const other = new FakeConnection();
+
+  listen(model, other, 'b.ipynb');
+  await settled();
+  expect(model.kernels.map(k => [k.path, k.experiments.length])).toEqual([['b.ipynb', 1]]);
+  other.tell(message(1, [brief({ state: 'idle', live: false })]));
+
+  expect(model.live('k1')).toEqual([]);
+  expect(told.map(({ notice }) => notice.kind)).toEqual(['started', 'finished']);
 });
 
 test('a silent kernel is greeted anew after two pings', async () => {

@@ -1,4 +1,4 @@
-import { atStake, duration, loss, NOTHING, notices, reduce, statusText } from '../src/reduce';
+import { atStake, colours, duration, loss, NOTHING, notices, reduce, statusText } from '../src/reduce';
 import { brief, message, run } from './made';
 
 test('changed runs replace theirs, and the others stay', () => {
@@ -68,10 +68,17 @@ test('each kind of notice comes when its change happens, and only then', () => {
   expect(kinds(idle, brief())).toEqual(['started']);
 });
 
-test('a clone that is new and failed at once is told only when it was seen alive', () => {
+test('what failed or finished between two messages is told, old news are not', () => {
+  const failed = brief({ state: 'idle', live: false, runs: [run(1, { status: 'failed' })] });
   const born = brief({ runs: [run(1), run(2), run(3, { status: 'failed' })] });
+  const kinds = (isNew: boolean, after = failed): string[] =>
+    notices(undefined, after, isNew).map(notice => notice.kind);
 
-  expect(notices(brief(), born).map(notice => notice.kind)).toEqual([]);
+  expect(notices(brief(), born).map(notice => notice.kind)).toEqual(['failed']);
+  expect(kinds(true)).toEqual(['failed', 'finished']);
+  expect(kinds(false)).toEqual([]);
+  expect(kinds(true, { ...failed, state: 'ended' })).toEqual([]);
+  expect(kinds(true, brief({ state: 'empty', live: false, runs: [] }))).toEqual([]);
 });
 
 test('the guard says what is unfinished and how old the last checkpoint is', () => {
@@ -94,4 +101,16 @@ test('times and losses read as people say them', () => {
     '2 d'
   ]);
   expect([2.123456, 'NaN', null, 0.00012345].map(loss)).toEqual(['2.123', 'NaN', '–', '0.0001234']);
+});
+
+test('a run has the colour of its number, or a free one; many runs have none', () => {
+  const few = [1, 2, 9].map(id => run(id));
+  const many = Array.from({ length: 9 }, (_, id) => run(id + 1));
+
+  expect([...colours(few)]).toEqual([
+    [1, 0],
+    [2, 1],
+    [9, 2]
+  ]);
+  expect(colours(many).size).toBe(0);
 });
