@@ -190,7 +190,7 @@ def census(page):
     """Widgets, comms and threads of the kernel."""
     page.good("gc.collect();")
     return page.value(
-        "[len(ipywidgets.Widget.widgets), len(comm.get_comm_manager().comms), "
+        "[len(ipywidgets.widgets.widget._instances), len(comm.get_comm_manager().comms), "
         "sum(t.name.startswith('rapidfire-panel') for t in threading.enumerate())]"
     )
 
@@ -202,7 +202,7 @@ def test_opening_and_closing_a_hundred_times_leaves_nothing(training):
     for number in range(100):
         training.good("exp.panel();")
         training.say({"type": "hello", "view": f"v{number}"})
-        training.until(lambda: training.messages[-1][1] == training.panel())  # noqa: B023
+        training.until(lambda: training.messages[-1][1] == training.panel())
         if number % 2:
             training.say({"type": "bye", "view": f"v{number}"})
         training.good("feed = exp.panel()._feed; exp.panel().close(); feed.join(10); del feed")
@@ -227,7 +227,7 @@ def test_the_cell_of_run_fit_shows_the_panel_and_its_twin_once(page):
     views = [c for k, c in shown if "application/vnd.jupyter.widget-view+json" in c["data"]]
     twins = [c for k, c in shown if c.get("transient", {}).get("display_id")]
     assert len(views) == 1
-    assert [k for k, c in shown if c in twins][0] == "display_data"
+    assert next(k for k, c in shown if c in twins) == "display_data"
     last = twins[-1]["data"]
     assert "1 completed" in last["text/html"] and "<svg" in last["text/html"]
     assert "1 completed" in last["text/plain"]

@@ -187,6 +187,7 @@ class Panel(anywidget.AnyWidget):
     def close(self) -> None:
         """Close every view of it, for good."""
         self._feed.stop()
+        self.layout.close()  # a widget of its own, which nobody else would close
         super().close()
 
 
