@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo lab test test-fast lint bench clean
+.PHONY: help venv install demo lab test test-fast lint bench clean labextension test-js chromium
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,9 @@ help:
 	@echo 'make test-fast  the tests that take seconds'
 	@echo 'make lint       ruff, ruff format, mypy'
 	@echo 'make bench      the benchmarks'
+	@echo 'make test-js    the tests of the labextension (needs node 20)'
+	@echo 'make labextension  build it after a change, into labextension/built (needs node 20)'
+	@echo 'make chromium   install the browser that the browser tests use (Debian, as root)'
 	@echo 'make install    only set up $(VENV) for development'
 	@echo 'make clean      remove caches and builds; $(VENV) and experiments stay'
 
@@ -73,6 +76,28 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# ---- the labextension; its build is kept in git, so that only who changes it needs node
+
+LAB_EXTENSION := labextension/node_modules/.yarn-state.yml
+
+$(LAB_EXTENSION): labextension/package.json labextension/yarn.lock | $(VENV)/.lab
+	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm install --immutable
+	@touch $@
+
+labextension: $(LAB_EXTENSION)
+	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm build:prod
+	rm -rf $(VENV)/share/jupyter/labextensions/rapidfire-jupyter
+	mkdir -p $(VENV)/share/jupyter/labextensions
+	ln -s $(abspath labextension/built) $(VENV)/share/jupyter/labextensions/rapidfire-jupyter
+
+test-js: $(LAB_EXTENSION)
+	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm test
+
+# Browser tests are skipped where there is no Chromium.
+chromium:
+	command -v chromium || \
+		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
 
 bench: install
 	set -e; for script in tests/benchmarks/bench_*.py; do $(BIN)/python "$$script"; done

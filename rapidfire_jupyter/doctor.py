@@ -1,6 +1,8 @@
 """Reports in plain text: how an experiment stands, and whether training has what it needs."""
 
+import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -61,6 +63,7 @@ def doctor(known: Iterable[Experiment]) -> str:
         f"device   {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores",
         f"disk     {free_gb:.1f} GB free in {Path.cwd()}",
         f"shim     {state}: {shims[state]}" + (f" ({where})" if state == "shadowed" else ""),
+        lab_line(labextension()),
     ]
     for exp in known:
         alerts = [e.data["text"] for e in exp.events if e.kind == "alert" and "text" in e.data]
@@ -91,6 +94,34 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def labextension() -> str | None:
+    """Version of JupyterLab's extension that this Python has; None if it is not installed."""
+    try:
+        from jupyter_core.paths import jupyter_path
+    except ImportError:
+        return None
+    for folder in jupyter_path("labextensions"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = Path(folder, "rapidfire-jupyter", "package.json").read_text(encoding="utf-8")
+            return str(json.loads(text)["version"])
+    return None
+
+
+def lab_line(version: str | None) -> str:
+    """A line on JupyterLab's sidebar, status bar and guard."""
+    if version is None:
+        return (
+            "lab      missing: JupyterLab has no sidebar and no guard of live training; install "
+            "node, then rapidfire-jupyter again"
+        )
+    if version != __version__:
+        return (
+            f"lab      other version: the extension is {version}, the package {__version__}; "
+            "install rapidfire-jupyter again"
+        )
+    return f"lab      ok: extension {version}"
 
 
 def shim() -> tuple[Literal["ok", "missing", "shadowed"], str]:
