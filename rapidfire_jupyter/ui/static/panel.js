@@ -76,6 +76,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     [timer, drawnAt] = [0, performance.now()];
     stale = document.hidden || !inSight;
     if (stale) return;
+    if (!view.theme.text) setTheme(); // widgets are put into the page after they are made
     const { head: now } = view.state;
     if (now && now.name !== known) recall((known = now.name));
     if (now && !now.metrics.includes(view.wish.metric)) view.wish.metric = now.metrics[0] || "";
@@ -136,7 +137,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   document.addEventListener("visibilitychange", woken);
   const sight = new IntersectionObserver((entries) => {
     inSight = entries[entries.length - 1].isIntersecting;
-    if (inSight && stale) draw();
+    if (inSight && stale) draw(); // what is out of sight costs nothing
   });
   sight.observe(root);
   const unwatch = watchTheme(() => (setTheme(), draw()));

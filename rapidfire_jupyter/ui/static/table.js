@@ -30,7 +30,7 @@ function createTable(/** @type {View} */ view) {
   function update() {
     const { head } = view.state;
     columns = columnsOf(view.state, view.wish.metric);
-    nameWidth = Math.min(200, Math.max(88, ...[...view.state.rows.values()].map((row) => 7 * runTitle(row).length + 20)));
+    nameWidth = Math.min(200, Math.max(88, ...[...view.state.rows.values()].map((row) => 6.4 * runTitle(row).length + 20)));
     const wanted = nameWidth + JSON.stringify(columns.map((column) => [column.key, column.title, column.width]));
     if (wanted !== shape) build(wanted);
     rows = listed(view.state, view.wish, columns, gone);
@@ -118,7 +118,7 @@ function createTable(/** @type {View} */ view) {
 
   function makeCell(/** @type {Column} */ column) {
     if (column.key === "progress") return h("td", { tabindex: -1 }, h("div", { class: "rf-bar", "aria-hidden": "true" }, h("i")), h("span", { class: "rf-figure" }));
-    if (column.key === "status") return h("td", { tabindex: -1 }, h("i", { class: "rf-dot" }), h("span"), h("span", { class: "rf-mark" }), h("span", { class: "rf-chip" }));
+    if (column.key === "status") return h("td", { tabindex: -1 }, h("i", { class: "rf-dot" }), h("span"), h("span", { class: "rf-chip" }), h("span", { class: "rf-mark" }));
     return h("td", { tabindex: -1, class: column.number ? "rf-number" : "" }, h("span", { class: "rf-cut" }));
   }
 
@@ -160,7 +160,7 @@ function createTable(/** @type {View} */ view) {
   }
 
   function fillStatus(/** @type {HTMLElement} */ cell, /** @type {Row} */ row) {
-    const [dot, word, mark, chip] = /** @type {any} */ (cell.children);
+    const [dot, word, chip, mark] = /** @type {any} */ (cell.children);
     setAttribute(dot, "data-status", row.status);
     setText(mark, row.inexact.length ? "≈" : "");
     const order = [...view.link.orders].reverse().find((/** @type {Sent} */ one) => one.run === row.id && (!one.settled || performance.now() - one.settled < 4000));
