@@ -37,8 +37,7 @@ _SLOW = frozenset({"export", "sample", "samples", "analysis"})  # answered in a 
 def _module() -> str:
     """The browser's end, read once: a file's path would keep every panel alive."""
     parts = (_STATIC / "PARTS").read_text(encoding="utf-8").split()
-    files = [_STATIC / part for part in parts]
-    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.exists())
+    return "\n".join((_STATIC / part).read_text(encoding="utf-8") for part in parts)
 
 
 _ESM = _module()
