@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import comm
 import pytest
@@ -19,7 +20,7 @@ from rapidfire_jupyter.ui.orders import MessageError, checked
 class Comm(comm.base_comm.BaseComm):
     """A page: keeps what it is told, and can say something."""
 
-    made: list = []
+    made: ClassVar[list] = []
 
     def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
         if msg_type == "comm_open":
@@ -324,7 +325,7 @@ def test_there_is_one_panel_until_it_is_closed(page):
     assert page.exp.panel() is not first
 
 
-def test_messages_of_the_browser_are_not_sent_to_the_shell_that_spoke_last(experiment, monkeypatch):
+def test_a_message_goes_to_the_shell_it_names(experiment, monkeypatch):
     class Routing(Comm):
         def _reply_subshell_for(self, data, default):
             return "main"
