@@ -31,7 +31,9 @@ class LabextensionHook(BuildHookInterface):
         from hatch_jupyter_builder import npm_builder
 
         try:
-            npm_builder(self.target_name, "standard", path=folder, build_cmd="build:prod")
+            npm_builder(
+                self.target_name, "standard", path=folder, build_cmd="build:prod", npm=["jlpm"]
+            )
         except Exception as error:  # whatever npm does, the package itself can be installed
             self.app.display_warning(
                 f"the JupyterLab sidebar and guard are left out: building them failed ({error})"

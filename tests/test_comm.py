@@ -147,6 +147,7 @@ class FakeChannel:
     def __init__(self, name="page"):
         self.comm_id = name
         self.sent = []
+        self.closed = False
         self._arrived = threading.Condition()
         self._reply_subshell_for = lambda data, default: "the shell that sent last"
 
@@ -165,6 +166,11 @@ class FakeChannel:
         self._on_msg({"content": {"data": data}})
 
     def close(self):
+        """The kernel's end closes it."""
+        self.closed = True
+
+    def leave(self):
+        """The page's end closes it."""
         self._on_close({"content": {}})
 
     def wait(self, good):
@@ -262,8 +268,8 @@ def test_nothing_is_sent_when_nothing_changes_and_no_thread_is_left_without_page
     page.wait(lambda m: m["type"] == "pong")
     other = opened(training.publisher, "other")
     other.wait(lambda m: m["type"] == "experiments")
-    page.close()
-    other.close()
+    page.leave()
+    other.leave()
     thread.join(SECONDS)
 
     assert len(page.of("experiments")) == 1
@@ -282,19 +288,19 @@ def test_a_page_that_lost_a_message_is_told_everything_again(training):
     assert again["full"]
 
 
-def test_a_silent_page_is_forgotten_and_comes_back_when_it_speaks(training, monkeypatch):
+def test_the_comm_of_a_silent_page_is_closed(training, monkeypatch):
     page = opened(training.publisher)
     page.wait(lambda m: m["type"] == "experiments")
     thread = training.publisher._thread
+
     monkeypatch.setattr(comm, "SILENT_S", -1.0)
     training.publisher.look()
     thread.join(SECONDS)
+
+    assert page.closed
     assert training.publisher.pages == 0
     monkeypatch.undo()
-
-    page.say(type="ping", seq=1)
-
-    assert page.wait(lambda m: m["type"] == "experiments" and m["seq"] == 2)["full"]
+    assert opened(training.publisher).wait(lambda m: m["type"] == "experiments")["full"]
 
 
 def test_an_order_is_acknowledged_at_once_and_when_it_has_acted(training):
@@ -550,7 +556,7 @@ def test_watching_costs_the_kernel_little(experiment):
         )
     )
     seconds = time.monotonic() - began
-    page.close()
+    page.leave()
 
     told = page.of("experiments")
     size = max(len(json.dumps(m)) for m in told)

@@ -57,6 +57,7 @@ export class Link implements ILink {
       return;
     }
     this.opened = true;
+    this.heard = false;
     this.commId = UUID.uuid4();
     const id = this.commId;
     this.greeted = this.chooseSubshell().then(() => {
@@ -140,11 +141,16 @@ export class Link implements ILink {
     if (type === 'comm_msg' && content.comm_id === this.commId) {
       const parsed = parse(content.data);
       this.unanswered = 0;
+      this.heard = true;
       if (parsed) {
         this._received.emit(parsed);
       }
     } else if (type === 'comm_close' && content.comm_id === this.commId) {
+      const known = this.heard;
       this.closed();
+      if (known) {
+        this.open(); // this page was silent for too long, asleep perhaps
+      }
     } else if (!this.opened && this.loads(message)) {
       this.cell = (message.parent_header as { msg_id?: string }).msg_id ?? '';
       this.tryLater();
@@ -217,6 +223,7 @@ export class Link implements ILink {
 
   private commId = '';
   private opened = false;
+  private heard = false;
   private greeted = Promise.resolve();
   private cell = '';
   private tries: ReturnType<typeof setTimeout>[] = [];

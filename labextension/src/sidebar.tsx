@@ -15,6 +15,7 @@ const SHAPES = {
   pause: 'M7 5h3.5v14H7zM13.5 5H17v14h-3.5z',
   play: 'M8 5v14l11-7z',
   stop: 'M6 6h12v12H6z',
+  normal: 'M5 11h14v2H5z',
   boost: 'M4 5v14l8-7zM12 5v14l8-7z',
   open: 'M14 3v2h3.6l-9.8 9.8 1.4 1.4L19 6.4V10h2V3zM5 5h5V3H3v18h18v-7h-2v5H5z'
 };
@@ -141,6 +142,13 @@ function Run(props: IExperimentProps & { run: IBriefRun; slot?: number }): React
         </span>
         {may && isActive(run) && (
           <>
+            {run.weight !== 1 && (
+              <Button
+                label={`Run ${run.id}: back to its normal share`}
+                shape="normal"
+                act={() => order('boost', 1)}
+              />
+            )}
             <Button
               label={`Boost run ${run.id}: twice the share`}
               shape="boost"
@@ -164,7 +172,7 @@ function Run(props: IExperimentProps & { run: IBriefRun; slot?: number }): React
 
 function status(run: IBriefRun): string {
   const weight = run.weight === 1 ? '' : ` ×${Number(run.weight.toPrecision(3))}`;
-  const left = isActive(run) && run.eta_s !== null ? ` · ${duration(run.eta_s)} left` : '';
+  const left = isActive(run) && run.eta_s !== null ? ` · ${duration(run.eta_s)}` : '';
   return `${run.status}${weight}${left}`;
 }
 
@@ -172,7 +180,8 @@ function status(run: IBriefRun): string {
 function details(run: IBriefRun): string {
   const steps = `step ${run.step}${run.total_steps ? ` of ${run.total_steps}` : ''}`;
   const saved = run.checkpoint_step === null ? '' : `, saved at step ${run.checkpoint_step}`;
-  return `${steps}${saved}, ${percent(run.progress)}`;
+  const left = isActive(run) && run.eta_s !== null ? `, ${duration(run.eta_s)} left` : '';
+  return `${steps}, ${percent(run.progress)}${saved}${left}`;
 }
 
 function Progress(props: { share: number; label: string }): React.JSX.Element {

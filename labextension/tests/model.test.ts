@@ -165,6 +165,19 @@ test('a kernel that does not know rapidfire is left alone until a cell names it'
   expect(model.kernels).toHaveLength(1);
 });
 
+test('a comm that the kernel closes after it was used is opened again', async () => {
+  const { kernel, model } = await start();
+  kernel.tell(message(1, [brief()]));
+  const first = kernel.commId;
+
+  kernel.say('comm_close', { comm_id: first });
+  await settled();
+
+  expect(kernel.commId).not.toBe(first);
+  kernel.tell(message(1, [brief()]));
+  expect(model.kernels).toHaveLength(1);
+});
+
 test('our panel opening says that the kernel knows us, other widgets do not', async () => {
   jest.useFakeTimers({ doNotFake: ['setImmediate'] });
   try {

@@ -79,7 +79,7 @@ class Hello(TypedDict):
 
 
 class Ping(TypedDict):
-    """Every 20 s; a page that is silent for 60 s counts as closed. Answered with a `Pong`."""
+    """Every 20 s; a page that is silent for 150 s is closed. Answered with a `Pong`."""
 
     type: Literal["ping"]
     seq: int  # the last one seen

@@ -21,7 +21,7 @@ from rapidfire_jupyter.ui.wire import Ack
 
 TARGET = "rapidfire"
 EVERY_S = 1.0  # unless the page asks for something else
-SILENT_S = 60.0  # a page that says nothing for so long has gone
+SILENT_S = 150.0  # a page that says nothing for so long has gone; hidden ones speak once a minute
 LOOK_S = 5.0  # how often it is looked for pages that have gone
 GONE = "this kernel no longer has the experiment"
 
@@ -51,6 +51,9 @@ class Channel(Protocol):
     def send(self, data: Any) -> None:
         """Send a message. Any: JSON values."""
 
+    def close(self) -> None:
+        """Close this end, and tell the other."""
+
     def on_msg(self, callback: Callable[[dict[str, Any]], None]) -> None:
         """Call back with each message."""
 
@@ -66,7 +69,6 @@ class Page:
         self.every_s = EVERY_S
         self.seq = 0
         self.heard = time.monotonic()
-        self.closed = False
         self.sent_at = 0.0
         self.told: dict[str, Brief] | None = None  # None: everything is to be told
         self.orders: dict[str, Orders] = {}  # by experiment
@@ -100,6 +102,8 @@ class Publisher:
             # has chosen a subshell so that it need not wait.
             channel._reply_subshell_for = lambda data, default: default
         page = Page(channel)
+        with self._lock:
+            self._pages[channel.comm_id] = page
         channel.on_msg(lambda message: self._receive(page, message["content"]["data"]))
         channel.on_close(lambda message: self._close(page))
         self._receive(page, message["content"]["data"])
@@ -117,10 +121,6 @@ class Publisher:
 
     def _receive(self, page: Page, data: Any) -> None:  # Any: whatever the page has sent
         page.heard = time.monotonic()
-        with self._lock:
-            if page.channel.comm_id not in self._pages and not page.closed:
-                self._pages[page.channel.comm_id] = page  # it was silent, but has not gone
-                page.told = None
         kind = data.get("type") if isinstance(data, dict) else None
         if kind == "hello":
             every = data.get("every_s")
@@ -173,7 +173,6 @@ class Publisher:
 
     def _close(self, page: Page) -> None:
         with self._lock:
-            page.closed = True
             self._pages.pop(page.channel.comm_id, None)
         self._changed.set()
 
@@ -199,12 +198,17 @@ class Publisher:
                     self._thread = None  # a page's next message starts another
 
     def _drop_silent(self) -> bool:
-        """Forget pages that have gone; if none is left, also the logs, and False."""
+        """Close the comms of pages that have gone; if none is left forget the logs: False.
+
+        A page that only slept opens another comm when it hears of it.
+        """
         now = time.monotonic()
+        silent = [page for page in list(self._pages.values()) if now - page.heard > SILENT_S]
+        for page in silent:
+            page.channel.close()
         with self._lock:
-            for key, page in list(self._pages.items()):
-                if now - page.heard > SILENT_S:
-                    del self._pages[key]
+            for page in silent:
+                self._pages.pop(page.channel.comm_id, None)
             if not self._pages:
                 for unfollow in self._followed.values():
                     unfollow()

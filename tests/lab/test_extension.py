@@ -82,7 +82,7 @@ def test_the_sidebar_lists_runs_and_the_status_bar_sums_them_up(training):
     page.wait_for_function("() => /%/.test(document.querySelector('.rf-Summary')?.textContent)")
     assert runs(page).count() == 2
     statuses = " ".join(page.locator(".rf-Status").all_inner_texts())
-    assert re.search(r"running( · \d+ min left)?", statuses), statuses
+    assert re.search(r"running( · \d+ min)?", statuses), statuses
     text = page.locator(".rf-StatusItem").inner_text()
     assert re.fullmatch(r"RF 0/2 · \d+ %( · ETA [\d a-z]+)?", text), text
     losses = page.locator(".rf-Loss").all_inner_texts()
@@ -101,6 +101,9 @@ def test_stop_resume_and_boost_act_in_the_kernel(training):
     page.get_by_role("button", name="Boost run 2: twice the share").click()
     page.get_by_text("×2").wait_for()
     assert ask_kernel(page, "exp.state.runs[2].weight") == 2.0
+    page.get_by_role("button", name="Run 2: back to its normal share").click()
+    page.get_by_text("×2").wait_for(state="detached")
+    assert ask_kernel(page, "exp.state.runs[2].weight") == 1.0
 
 
 def test_pause_all_and_resume_all_are_commands(training):
