@@ -505,6 +505,24 @@ def test_ops_act_and_say_that_a_magic_asked(main):
     assert waited.shown == "main: idle; 4 runs (2 completed, 2 stopped)"
 
 
+def test_undo_export_and_panel(main):
+    assert main.op("delete 4") == [["applied", 4, "magic"]]
+    assert main.op("undo") == [["applied", 4, "magic"]]
+    assert main.statuses()["4"] == "completed"
+
+    assert main.good("%rapidfire export 'my log.csv'").shown == "my log.csv"
+    assert main.value("open('my log.csv').read().startswith('run,name,step,chunk')") is True
+    refused = main.run("%rapidfire export log.xls")
+    assert refused.err.startswith("UsageError: a file ends in .csv, .parquet, .html, .htm, got")
+    missing = main.run("%rapidfire export")
+    assert missing.err.strip() == "UsageError: export needs FILE; usage: %rapidfire export FILE"
+
+    main.good("shown = %rapidfire panel main")
+    assert main.value("shown is exp.panel()") is True
+    unknown = main.run("%rapidfire panel mein")
+    assert "there is no experiment 'mein'; experiments: main; did you mean 'main'?" in unknown.err
+
+
 def test_op_is_answered_at_once_while_training(main):
     main.op("resume 2 num_train_epochs=300")
 
