@@ -515,7 +515,7 @@ def test_undo_export_and_panel(main):
     refused = main.run("%rapidfire export log.xls")
     assert refused.err.startswith("UsageError: a file ends in .csv, .parquet, .html, .htm, got")
     missing = main.run("%rapidfire export")
-    assert missing.err.strip() == "UsageError: export needs FILE; usage: %rapidfire export FILE"
+    assert missing.err.startswith("UsageError: export needs FILE; usage: %rapidfire export FILE ")
 
     main.good("shown = %rapidfire panel main")
     assert main.value("shown is exp.panel()") is True

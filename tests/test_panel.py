@@ -169,7 +169,8 @@ def test_an_order_of_the_wrong_shape_is_none(message):
 @pytest.mark.parametrize(
     "content",
     ["text", None, [], {}, {"type": "hello"}, {"type": "order", "view": "v"}, {"view": 7},
-     {"type": "ask", "view": "v", "id": "", "what": "config"}, {"type": "hello", "view": "v" * 999}],
+     {"type": "ask", "view": "v", "id": "", "what": "config"},
+     {"type": "hello", "view": "v" * 999}],
 )  # fmt: skip
 def test_messages_that_are_none_are_ignored(page, content, capfd):
     before = len(page.told)
