@@ -317,6 +317,15 @@ def test_a_later_kernel_shows_the_results(experiment, tmp_path):
     later.panel().close()
 
 
+def test_a_snapshot_is_sent_before_the_callback_returns(page):
+    """Colab shows nothing that is sent later."""
+    page.told.clear()
+
+    page.say(type="ask", view="v", id="s", what="snapshot", args={})
+
+    assert "snapshot" in [content["type"] for content, _ in page.told]
+
+
 def test_there_is_one_panel_until_it_is_closed(page):
     first = page.exp.panel()
     assert page.exp.panel() is first

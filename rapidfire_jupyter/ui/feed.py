@@ -79,6 +79,13 @@ class Feed:
             self._views[view] = _View(self._clock(), True)
         self._stir()
 
+    def serve(self) -> None:
+        """Send what is due from the caller's thread: Colab shows only what a callback sends."""
+        with self._lock:
+            if self._views:
+                self._fold.read(self._log.since(self._fold.next_seq))
+                self._tell(self._facts(), self._clock())
+
     def heard(self, view: str) -> bool:
         """A view is there; False if it counts as closed, so that it must say hello."""
         with self._lock:

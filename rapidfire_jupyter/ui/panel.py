@@ -106,7 +106,7 @@ class Panel(anywidget.AnyWidget):
             return
         known = self._feed.heard(view)
         if kind == "hello" or not known:
-            self._feed.open(view)
+            self._open(view)
         if kind == "ping":
             self.send({"type": "pong", "view": view, "seq": self._feed.seq})
         elif kind == "order":
@@ -114,10 +114,14 @@ class Panel(anywidget.AnyWidget):
         elif kind == "ask":
             self._ask(view, message)
 
+    def _open(self, view: str) -> None:
+        self._feed.open(view)
+        self._feed.serve()
+
     def _ask(self, view: str, message: Mapping[str, Any]) -> None:
         ask_id, what = text(message, "id"), text(message, "what")
         if what == "snapshot":
-            self._feed.open(view)
+            self._open(view)
         elif what in _SLOW:
             work = (view, ask_id, what, message.get("args"))
             name = "rapidfire-panel-answer"
