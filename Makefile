@@ -89,7 +89,7 @@ labextension: $(LAB_EXTENSION)
 	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm build:prod
 	rm -rf $(VENV)/share/jupyter/labextensions/rapidfire-jupyter
 	mkdir -p $(VENV)/share/jupyter/labextensions
-	ln -s $(abspath labextension/built) $(VENV)/share/jupyter/labextensions/rapidfire-jupyter
+	cp -r labextension/built $(VENV)/share/jupyter/labextensions/rapidfire-jupyter
 
 test-js: $(LAB_EXTENSION)
 	cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm test

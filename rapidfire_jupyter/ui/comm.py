@@ -6,6 +6,7 @@ thread sends, and only while a page listens. The callbacks run in whatever threa
 chooses, also beside a running cell: they check the message, hand it on, and answer.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -209,11 +210,12 @@ class Publisher:
         with self._lock:
             for page in silent:
                 self._pages.pop(page.channel.comm_id, None)
-            if not self._pages:
-                for unfollow in self._followed.values():
-                    unfollow()
-                self._followed, self._seen, self._thread = {}, {}, None
-            return bool(self._pages)
+            if self._pages:
+                return True
+            followed, self._followed, self._seen, self._thread = self._followed, {}, {}, None
+        for unfollow in followed.values():
+            unfollow()
+        return False
 
     def _acknowledge(self) -> None:
         with self._lock:
@@ -300,8 +302,6 @@ def register(sources: Callable[[], Iterable[Source]]) -> None:
 
 def in_kernel() -> bool:
     """Whether this Python is an IPython kernel; IPython is not imported for that."""
-    import sys
-
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
