@@ -106,6 +106,9 @@ function Experiment({ kernel, brief, actions }: IExperimentProps): React.JSX.Ele
 }
 
 function summary(brief: IBrief): string {
+  if (!brief.runs.length) {
+    return `${brief.state} · no runs yet`;
+  }
   const over = brief.runs.filter(run => !isActive(run)).length;
   const parts = [brief.state, `${over} of ${brief.runs.length} ended`, percent(brief.progress)];
   if (brief.state === 'running' && brief.eta_s !== null) {

@@ -124,11 +124,16 @@ class Failing(tiny.Callback):
         raise ValueError("{HOSTILE}</script><script>globalThis.hit=1</script>")
 
 exp = Experiment("hostile {HOSTILE.replace("/", "")}")
-exp.run_fit(grid([1e-2], 1, (Failing,)), tiny.create_model, tiny.sft_rows(8), num_chunks=1)
-exp.wait(60)
+
+def fit():
+    group = grid([1e-2], 1, (Failing,))
+    exp.run_fit(group, tiny.create_model, tiny.sft_rows(8), num_chunks=1, panel=False)
+    return exp.wait(60).status
 """
     start(page, lab, "hostile", hostile)
+    page.get_by_text("empty · no runs yet").wait_for()
 
+    assert ask_kernel(page, "fit()") == "idle"
     page.locator(".rf-Run.rf-mod-failed").wait_for()
     page.get_by_text("run 1 failed: ValueError: <img src=x").first.wait_for()
     assert HOSTILE in page.locator(".rf-Experiment h3").inner_text()
