@@ -1,0 +1,201 @@
+"""From rows, as JSON gives them, to an Arrow table that keeps each value as it was.
+
+A column of strings is text and stays so, whatever its strings look like. A column whose values are
+of several types, or whose objects have different keys, is kept as JSON (`datasets.Json`), so that
+no string becomes a number and no key appears that a row did not have. Whole numbers over 64 bits
+become text.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rapidfire_jupyter.data.reading import Block
+from rapidfire_jupyter.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_LIMIT = 2**63
+_MIXED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+
+
+def table_of(blocks: Iterable[Block]) -> pa.Table:
+    """Put blocks of rows under each other; a key that a row lacks is null.
+
+    Raises:
+        DataError: A string is no Unicode text; the message names its file, line and column.
+        TypeError: A value is of no type that JSON or Arrow knows.
+    """
+    parts: dict[str, list[Any]] = {}  # Any: Arrow arrays, or the length of a gap
+    big: set[str] = set()
+    total = 0
+    for block in blocks:
+        for name in dict.fromkeys(key for row in block.rows for key in row):
+            values = [row.get(name) for row in block.rows]
+            column = parts.setdefault(name, [total] if total else [])
+            column.append(_array(values, name, block, big))
+        total += len(block.rows)
+        for column in parts.values():
+            missing = total - sum(p if isinstance(p, int) else len(p) for p in column)
+            if missing:
+                column.append(missing)
+    return pa.table({name: _joined(column, name in big) for name, column in parts.items()})
+
+
+def rows_table(rows: list[dict[str, Any]], name: str) -> pa.Table:
+    """The same for a list of rows; messages count its rows from 1.
+
+    Raises:
+        DataError: As `table_of`; or a column's name is no string.
+        TypeError: As `table_of`.
+    """
+    size = 10_000
+    starts = range(0, len(rows), size)
+    for number, row in enumerate(rows, start=1):
+        for key in row:
+            if not isinstance(key, str):
+                raise DataError(f"{name}, row {number}: column names must be text, got {key!r}")
+    return table_of(
+        Block(name, rows[s : s + size], list(range(s + 1, s + 1 + len(rows[s : s + size]))), "row")
+        for s in starts
+    )
+
+
+def plain_columns(table: pa.Table) -> pa.Table:
+    """A table without index columns of pandas, and with dictionaries as what they stand for."""
+    metadata = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+    index = {name for name in metadata.get("index_columns", ()) if isinstance(name, str)}
+    for number, field in reversed(list(enumerate(table.schema))):
+        if field.name in index or field.name.startswith("__index_level_"):
+            table = table.remove_column(number)
+        elif pa.types.is_dictionary(field.type):
+            plain = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.name, plain)
+    return table.replace_schema_metadata(None)
+
+
+def dataset_of(table: pa.Table) -> "Dataset":
+    """The data set over a table."""
+    from datasets import Dataset
+
+    return Dataset(table)
+
+
+def json_array(values: list[Any]) -> pa.Array:
+    """Values as JSON: lists of objects keep their list, anything else is one JSON value each."""
+    present = [v for v in values if v is not None]
+    if present and all(
+        isinstance(v, list) and all(isinstance(item, dict) for item in v) for v in present
+    ):
+        lengths = [None if v is None else len(v) for v in values]
+        inner = _json([item for v in present for item in v])
+        offsets: list[int | None] = []
+        total = 0
+        for length in lengths:
+            offsets.append(None if length is None else total)
+            total += length or 0
+        return pa.ListArray.from_arrays(pa.array([*offsets, total], pa.int32()), inner)
+    return _json(values)
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column's values as Python has them, JSON decoded. Any: whatever the column holds."""
+    kind = column.type
+    if is_json(kind):
+        return [None if v is None else json.loads(v) for v in column.to_pylist()]
+    if pa.types.is_list(kind) and is_json(kind.value_type):
+        return [None if v is None else [json.loads(x) for x in v] for v in column.to_pylist()]
+    return list(column.to_pylist())
+
+
+def is_json(kind: pa.DataType) -> bool:
+    """Whether a column of this type is kept as JSON."""
+    return isinstance(kind, pa.JsonType)
+
+
+def _array(values: list[Any], name: str, block: Block, big: set[str]) -> pa.Array:
+    try:
+        try:
+            array = pa.array(values)
+        except _MIXED:
+            if all(v is None or (isinstance(v, int) and not isinstance(v, bool)) for v in values):
+                big.add(name)
+                return pa.array([None if v is None else str(v) for v in values], pa.string())
+            return json_array(values)
+        return array if _same_keys(values, array.type) else json_array(values)
+    except UnicodeEncodeError as error:
+        for index, value in enumerate(values):
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError as found:
+                half = found.object[found.start]
+                raise DataError(
+                    f"{block.where(index)}, column {name!r}: \\u{ord(half):04x} is half of a "
+                    "surrogate pair, which is no Unicode text; write the whole character"
+                ) from error
+        raise
+
+
+def _same_keys(values: list[Any], kind: pa.DataType) -> bool:
+    """Whether objects at the same place all have the same keys, so that none needs a null."""
+    if pa.types.is_list(kind) and pa.types.is_nested(kind.value_type):
+        return _same_keys([item for v in values if v is not None for item in v], kind.value_type)
+    if not pa.types.is_struct(kind):
+        return True
+    objects = [v for v in values if v is not None]
+    keys = objects[0].keys()
+    return all(v.keys() == keys for v in objects) and all(
+        _same_keys([v[field.name] for v in objects], field.type)
+        for field in kind
+        if pa.types.is_nested(field.type)
+    )
+
+
+def _json(values: list[Any]) -> pa.Array:
+    texts = [None if v is None else json.dumps(_storable(v), ensure_ascii=False) for v in values]
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+
+
+def _storable(value: Any) -> Any:  # Any: a JSON value
+    """The value, with whole numbers over 64 bits as text: what reads the JSON takes no others."""
+    if isinstance(value, int) and not -_LIMIT <= value < _LIMIT:
+        return str(value)
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _storable(item) for key, item in value.items()}
+    return value
+
+
+def _joined(parts: list[Any], big: bool) -> pa.ChunkedArray:
+    """One column of its blocks' arrays, in a type that changes no value of any of them."""
+    kinds = {p.type for p in parts if not isinstance(p, int) and not pa.types.is_null(p.type)}
+    kind = next(iter(kinds), pa.null())
+    if len(kinds) > 1:
+        if big and kinds == {pa.int64(), pa.string()}:
+            kind = pa.string()
+        elif kinds == {pa.int64(), pa.float64()}:
+            kind = pa.float64()
+        else:
+            return _joined_as_json(parts)
+    try:
+        arrays = [pa.nulls(p, kind) if isinstance(p, int) else _cast(p, kind) for p in parts]
+    except pa.ArrowInvalid:  # a whole number that no float is equal to
+        return _joined_as_json(parts)
+    return pa.chunked_array(arrays, kind)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    return array if array.type == kind else array.cast(kind)
+
+
+def _joined_as_json(parts: list[Any]) -> pa.ChunkedArray:
+    values: list[Any] = []
+    for part in parts:
+        values += [None] * part if isinstance(part, int) else python_values(part)
+    return pa.chunked_array([json_array(values)])

@@ -1,0 +1,189 @@
+"""From a recognised layout to the columns that TRL takes, row for row.
+
+| layout | becomes |
+| --- | --- |
+| messages, ShareGPT | `messages` with the roles system, user, assistant and tool |
+| prompt and completion | the same; numbers as text |
+| instruction, input, output | `prompt` and `completion`: messages if the tokenizer has a chat template, else text headed `### Instruction:`, `### Input:`, `### Response:` |
+| text | `text` |
+| prompt and references | `prompt` and, as `completion`, the first reference; `references` stays |
+| preference pairs | `prompt`, `chosen`, `rejected`; without a prompt TRL takes what both begin with |
+| prompt of GRPO | `prompt`; every other column goes to the reward functions as it is |
+
+What needs no change is not touched: then the data set itself is returned.
+"""  # noqa: E501
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rapidfire_jupyter.data.columns import dataset_of
+from rapidfire_jupyter.data.conversations import clean_messages
+from rapidfire_jupyter.data.layouts import Layout, as_table
+from rapidfire_jupyter.data.values import is_chat, text_column
+from rapidfire_jupyter.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_ANSWERS = ("output", "chosen", "rejected")
+_TRL_NAMES = ("messages", "prompt", "completion", "text", "chosen", "rejected", "conversations")
+
+
+def to_trl(
+    dataset: "Dataset", layout: Layout, tokenizer: Any = None, what: str = "the data"
+) -> "Dataset":
+    """The data set in TRL's columns, with as many rows in the same order.
+
+    Args:
+        layout: As `recognise` gives it for this data set.
+        tokenizer: Decides whether instructions become messages; None gives text. Any: a tokenizer
+            of transformers.
+        what: How messages call the data.
+
+    Raises:
+        DataError: The data are messages and the tokenizer has no chat template; or a conversation
+            holds what is none.
+    """
+    if layout.conversational:
+        refuse_without_template(tokenizer, what)
+    if layout.kind == "tokens":
+        return dataset
+    table = as_table(dataset)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    made = _parts(columns, layout, has_template(tokenizer), what)
+    used = {name for _, names in layout.columns for name in names}
+    confusing = {name for name in layout.unused if name in _TRL_NAMES}
+    drop = (used - set(made)) | (set() if layout.trainer_type == "GRPO" else confusing)
+    if layout.kind == "references":
+        drop -= {"references"}
+    if not drop and all(made[name] is columns.get(name) for name in made):
+        return dataset
+    for name in drop & set(table.column_names):
+        table = table.drop_columns(name)
+    for name, column in made.items():
+        if name in table.column_names:
+            table = table.set_column(table.column_names.index(name), name, column)
+        else:
+            table = table.append_column(name, column)
+    return dataset_of(table)
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a chat template. Any: a tokenizer of transformers, or None."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def refuse_without_template(tokenizer: Any, what: str) -> None:
+    """Refuse messages for a tokenizer without a chat template; without a tokenizer, nothing.
+
+    Raises:
+        DataError: It has none.
+    """
+    if tokenizer is not None and not has_template(tokenizer):
+        raise DataError(
+            f"{what} holds messages, but the tokenizer has no chat template; set "
+            "tokenizer.chat_template in create_model_fn, for example to "
+            "rapidfire_jupyter.data.mapping.CHATML"
+        )
+
+
+def _parts(
+    columns: Mapping[str, pa.ChunkedArray], layout: Layout, chat: bool, what: str
+) -> dict[str, pa.ChunkedArray]:
+    """The columns that TRL takes."""
+    found = {part: _merged(columns, names) for part, names in layout.columns}
+    kind = layout.kind
+    if kind in ("messages", "sharegpt"):
+        name = "messages" if kind == "messages" else "conversations"
+        return {"messages": clean_messages(found[name], f"{what}, column {name!r}")}
+    if kind == "references":
+        return {
+            "prompt": _one(found["prompt"], f"{what}, column 'prompt'"),
+            "completion": _first_reference(found["references"]),
+            "references": found["references"],
+        }
+    if kind.startswith("instruction"):
+        return _from_instruction(found, chat)
+    if kind == "preference" and is_chat(found["chosen"]) and not is_chat(found["prompt"]):
+        del found["prompt"]  # the prompt is the first turn of both answers too
+    return {
+        part: _one(column, f"{what}, column {part!r}")
+        for part, column in found.items()
+        if part != "label"
+    }
+
+
+def _merged(columns: Mapping[str, pa.ChunkedArray], names: tuple[str, ...]) -> pa.ChunkedArray:
+    """Columns of one part as one column: in each row, the one that is filled."""
+    if len(names) == 1:
+        return columns[names[0]]
+    return pc.coalesce(*(text_column(columns[name]) for name in names))
+
+
+def _one(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    if is_chat(column):
+        return clean_messages(column, where)
+    return column if pa.types.is_large_string(column.type) else text_column(column)
+
+
+def _first_reference(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_list(column.type):
+        firsts = [row[0] if row else "" for row in column.to_pylist()]
+        return pa.chunked_array([pa.array(firsts, pa.string())])
+    return text_column(column)
+
+
+def _from_instruction(found: dict[str, pa.ChunkedArray], chat: bool) -> dict[str, pa.ChunkedArray]:
+    """Prompt and answers of instruction, input and system texts."""
+    names = {"output": "completion", "chosen": "chosen", "rejected": "rejected"}
+    instruction = text_column(found["instruction"])
+    context = text_column(found["input"]) if "input" in found else None
+    system = text_column(found["system"]) if "system" in found else None
+    answers = {names[p]: text_column(c) for p, c in found.items() if p in _ANSWERS}
+    if not chat:
+        prompt = _joined("### Instruction:\n", instruction, "")
+        if context is not None:
+            prompt = pc.binary_join_element_wise(prompt, _if_any("\n\n### Input:\n", context), "")
+        prompt = _joined("", prompt, "\n\n### Response:\n")
+        if system is not None:
+            prompt = pc.binary_join_element_wise(_if_any("", system, "\n\n"), prompt, "")
+        return {"prompt": prompt, **answers}
+    question = instruction
+    if context is not None:
+        question = pc.binary_join_element_wise(question, _if_any("\n\n", context), "")
+    return {
+        "prompt": _messages("user", question, system),
+        **{name: _messages("assistant", answer) for name, answer in answers.items()},
+    }
+
+
+def _joined(before: str, column: pa.ChunkedArray, after: str) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(before, column, after, "")
+
+
+def _if_any(before: str, column: pa.ChunkedArray, after: str = "") -> pa.ChunkedArray:
+    """The column between two texts; an empty text where it is blank or null."""
+    filled = pc.fill_null(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0), False)
+    return pc.if_else(filled, _joined(before, pc.fill_null(column, ""), after), "")
+
+
+def _messages(
+    role: str, column: pa.ChunkedArray, system: pa.ChunkedArray | None = None
+) -> pa.ChunkedArray:
+    texts = column.to_pylist()
+    before = [None] * len(texts) if system is None else system.to_pylist()
+    rows = [
+        [
+            *([{"role": "system", "content": rule}] if rule and rule.strip() else []),
+            {"role": role, "content": text},
+        ]
+        for rule, text in zip(before, texts, strict=True)
+    ]
+    return pa.chunked_array([pa.array(rows)])
