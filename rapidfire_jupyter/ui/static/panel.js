@@ -74,7 +74,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   function draw() {
     window.clearTimeout(timer);
     [timer, drawnAt] = [0, performance.now()];
-    stale = document.hidden || !inSight;
+    stale = document.hidden || (!inSight && known !== "");
     if (stale) return;
     if (!view.theme.text) setTheme(); // widgets are put into the page after they are made
     const { head: now } = view.state;
