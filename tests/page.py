@@ -16,6 +16,7 @@ class Page(Kernel):
         super().__init__(client)
         self.messages = []  # (time, comm id, content, buffers, size)
         self.models, self.closed, self.outputs_seen = {}, set(), []
+        self.updates = []  # states of models, sent anew
         self.subshell = None
 
     def open_subshell(self):
@@ -48,6 +49,8 @@ class Page(Kernel):
             size = len(json.dumps(content)) + sum(map(len, buffers))
             said = content["data"]["content"]
             self.messages.append((time.monotonic(), content["comm_id"], said, buffers, size))
+        elif kind == "comm_msg" and content["data"].get("method") == "update":
+            self.updates.append(content["data"]["state"])
         elif kind in ("display_data", "update_display_data"):
             self.outputs_seen.append((kind, content))
         return message

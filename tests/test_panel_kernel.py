@@ -1,11 +1,14 @@
 """The panel in real kernels, without a browser: clicks, traffic, reloads, floods, leaks."""
 
+import base64
 import os
 import statistics
 import sys
 
+import nbformat
 import pytest
 from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
 from page import Page
 from test_kernel import DEFINITIONS, environment
 
@@ -173,14 +176,13 @@ def assert_equals_log(page, entry):
 
 def test_a_page_that_loads_again_gets_every_point(training):
     training.good("exp.pause_all().wait(30)")
-    since = len(training.outputs_seen)
+    training.updates.clear()
     training.comm_msg({"method": "request_state"})
+    training.until(lambda: any("_esm" in state for state in training.updates))
 
     for _ in range(10):
         entry = opened(training)
         assert_equals_log(training, entry)
-
-    assert since == len(training.outputs_seen)
 
 
 # --------------------------------------------------------------------------------------- leaks
@@ -250,3 +252,40 @@ def test_panel_false_shows_nothing(page):
         Experiment("hidden", root=page.folder / "rapidfire_experiments").panel().facts().status
         == "ended"
     )
+
+
+CELLS = [
+    DEFINITIONS,
+    """
+exp = Experiment("stored")
+exp.run_fit(config(num_train_epochs=3), tiny.create_model, tiny.sft_rows(8), num_chunks=2)
+""",
+    "print('between')",
+    "exp.wait();",
+    "exp.best('loss').id",
+]
+
+
+def test_an_executed_notebook_holds_the_final_picture_and_no_text_in_a_wrong_cell(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+
+    client.execute(env=environment(tmp_path))
+
+    outputs = [cell.outputs for cell in notebook.cells]
+    texts = ["".join(o.get("text", "") for o in cell if o.output_type == "stream")
+             for cell in outputs]  # fmt: skip
+    assert texts[1].startswith("1 run\n") and [texts[0], *texts[2:]] == ["", "between\n", "", ""]
+    (twin,) = [o.data["text/html"] for o in outputs[1] if "text/html" in o.get("data", {})]
+    assert "stored: idle; 1 completed" in twin and "<svg" in twin and "<script" not in twin
+    assert outputs[4][0].data["text/plain"] == "1" and outputs[3] == []
+    stored = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
+    (saved,) = [m["state"]["_snap"] for m in stored.values() if m["state"].get("_snap")]
+    assert saved["type"] == "snapshot" and saved["head"]["state"] == "idle"
+    points = unpack(saved["blocks"], base64.b64decode(saved["buffer64"]))
+    assert len(points[1]) == len(
+        Experiment("stored", tmp_path / "rapidfire_experiments").run(1).rows
+    )
+    size = len(nbformat.writes(notebook))
+    print(f"\nexecuted notebook: {size / 1e3:.0f} KB")
+    assert size <= 1_000_000
