@@ -5,6 +5,7 @@ are imported when something is first shown.
 """
 
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -36,7 +37,13 @@ def show_in_notebook(exp: "Experiment") -> None:
     if shell is not None and getattr(shell, "kernel", None) is not None:
         from IPython.display import display
 
-        display(exp.panel())  # type: ignore[no-untyped-call]
+        try:
+            display(exp.panel())  # type: ignore[no-untyped-call]
+        except Exception as error:  # it trains already: that a view is missing must not stop it
+            warnings.warn(
+                f"the panel cannot be shown ({error!r}); training goes on, see exp.runs",
+                stacklevel=3,
+            )
 
 
 def bring_up_to_date(exp: "Experiment") -> None:

@@ -326,6 +326,17 @@ def test_a_snapshot_is_sent_before_the_callback_returns(page):
     assert "snapshot" in [content["type"] for content, _ in page.told]
 
 
+def test_two_panels_have_style_sheets_of_their_own(experiment):
+    first, second = experiment("a").panel(), experiment("b").panel()
+    opened = [c.state for c in Comm.made if "_esm" in c.state]
+
+    assert len({state["_anywidget_id"] for state in opened}) == 2
+    assert first.twin_id in opened[0]["_css"] and second.twin_id in opened[1]["_css"]
+    assert first.twin_id not in opened[1]["_css"]
+    first.close()
+    second.close()
+
+
 def test_there_is_one_panel_until_it_is_closed(page):
     first = page.exp.panel()
     assert page.exp.panel() is first

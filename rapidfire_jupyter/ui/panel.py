@@ -60,9 +60,10 @@ class Panel(anywidget.AnyWidget):
         self._feed = Feed(actions.log, self.facts, self._tell_all)
         self._orders = Orders(actions, self._answer, self._feed.post)
         self.twin_id = f"rapidfire-twin-{secrets.token_hex(4)}"
-        super().__init__(_css=_CSS + _hiding(self.twin_id))
-        # Style sheets are told apart by this id, and each experiment hides its own twin only.
-        self._anywidget_id = f"{__name__}.{self.twin_id}"
+        # Style sheets are told apart by the id, and each experiment hides its own twin only.
+        super().__init__(
+            _css=_CSS + _hiding(self.twin_id), _anywidget_id=f"{__name__}.{self.twin_id}"
+        )
         comm = self.comm
         if hasattr(comm, "_reply_subshell_for"):
             # ipykernel 7.4 hands messages of a comm to the shell that sent on it last. Our thread

@@ -81,8 +81,8 @@ def charts(fold: Fold, metrics: Sequence[str], x: Axis = "step") -> str:
             )
             for s in found
         ]
-        parts.append(f"<figure style='margin:8px 0'>{chart(metric, curves, x, most)}")
-        parts.append(f"<figcaption>{escape(metric)}</figcaption></figure>")
+        parts.append(f"<figure style='margin:8px 0'><figcaption>{escape(metric)}</figcaption>")
+        parts.append(f"{chart(metric, curves, x, most)}</figure>")
     return "".join(parts)
 
 
@@ -157,6 +157,8 @@ def told(value: Any) -> str:  # Any: JSON values
     """A hyperparameter as text; a function by its name."""
     if isinstance(value, dict) and "callable" in value:
         return str(value["callable"]).rpartition(".")[2]
+    if isinstance(value, float):
+        return f"{value:.6g}"
     if isinstance(value, list):
         return ", ".join(map(told, value))
     return "" if value is None else str(value)[:300]
