@@ -46,7 +46,8 @@ class Page(Kernel):
             self.closed.add(content["comm_id"])
         elif kind == "comm_msg" and content["data"].get("method") == "custom":
             buffers = [bytes(b) for b in message["buffers"]]
-            size = len(json.dumps(content)) + sum(map(len, buffers))
+            frames = [message[part] for part in ("header", "parent_header", "metadata", "content")]
+            size = sum(len(json.dumps(f, default=str)) for f in frames) + sum(map(len, buffers))
             said = content["data"]["content"]
             self.messages.append((time.monotonic(), content["comm_id"], said, buffers, size))
         elif kind == "comm_msg" and content["data"].get("method") == "update":

@@ -142,6 +142,44 @@ def test_the_wire_is_quiet_while_it_trains_and_silent_without_a_view(training):
     assert len(training.messages) == before
 
 
+def test_48_runs_with_10_rows_a_second_are_few_and_small_messages(page):
+    page.good(
+        """
+        import logs
+        from rapidfire_jupyter.ui.actions import Actions, Standing
+        from rapidfire_jupyter.ui.panel import Panel
+        log = logs.started(pathlib.Path("."), 48)
+        none = lambda *args: None
+        standing = lambda: Standing("running", False, "")
+        panel = Panel(Actions("load", pathlib.Path("."), log, none, standing, none, none, none,
+                              none, lambda: False))
+        stop, step = threading.Event(), 0
+
+        def load():
+            global step
+            while not stop.wait(0.1):
+                step += 1
+                for run in range(1, 49):
+                    logs.rows(log, run, 1, step)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        """
+    )
+    entry = opened(page)
+    first = sum(block["n"] for block in entry[2]["blocks"])
+
+    page.until(lambda: page.messages[-1][0] - entry[0] > 15)
+    rows = 48 * page.value("step") - first
+    page.good("stop.set(); thread.join(); panel.close()")
+
+    told = [m for m in page.messages if m[2]["type"] == "delta" and m[0] > entry[0]]
+    seconds = told[-1][0] - told[0][0]
+    rate, size = (len(told) - 1) / seconds, sum(m[4] for m in told[1:]) / seconds
+    print(f"\n{rows / seconds:.0f} rows/s: {rate:.2f} messages/s, {size / 1e3:.1f} KB/s")
+    assert rate <= 4.1 and size <= 20_000
+
+
 def test_a_snapshot_after_a_flood_equals_the_log(training):
     cell = training.start(
         """

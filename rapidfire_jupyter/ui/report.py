@@ -12,7 +12,8 @@ MOST_RUNS = 1_000
 _PAGE_STYLE = (
     ":root{color-scheme:light dark}body{font:14px/1.5 system-ui,sans-serif;max-width:1100px;"
     "margin:24px auto;padding:0 16px}h1{font-size:22px}h2{font-size:16px;margin-top:28px}"
-    ".rf-g{display:flex;flex-wrap:wrap;gap:8px 24px}.rf-g svg{width:520px}.rf-w{overflow-x:auto}pre{white-space:pre-wrap}"
+    ".rf-g{display:flex;flex-wrap:wrap;gap:8px 24px}.rf-g svg{width:520px}"
+    ".rf-w{overflow-x:auto}pre{white-space:pre-wrap}"
 )
 
 
