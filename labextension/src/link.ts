@@ -57,7 +57,7 @@ export class Link implements ILink {
       return;
     }
     this.opened = true;
-    this.heard = false;
+    this.heard = this.again = false;
     this.commId = UUID.uuid4();
     const id = this.commId;
     this.greeted = this.chooseSubshell().then(() => {
@@ -146,19 +146,20 @@ export class Link implements ILink {
         this._received.emit(parsed);
       }
     } else if (type === 'comm_close' && content.comm_id === this.commId) {
-      const known = this.heard;
+      const again = this.heard || this.again;
       this.closed();
-      if (known) {
-        this.open(); // this page was silent for too long, asleep perhaps
+      if (again) {
+        this.open(); // this page was silent for too long, or a cell has loaded us since
       }
-    } else if (!this.opened && this.loads(message)) {
+    } else if (!this.heard && this.loads(message)) {
       this.cell = (message.parent_header as { msg_id?: string }).msg_id ?? '';
       this.tryLater();
-    } else if (type === 'status' && this.cell && !this.opened) {
+    } else if (type === 'status' && this.cell) {
       const { msg_id } = message.parent_header as { msg_id?: string };
       const state = (message.content as { execution_state?: string }).execution_state;
       if (state === 'idle' && msg_id === this.cell) {
         this.cell = '';
+        this.again = !this.heard;
         this.open();
       }
     }
@@ -189,7 +190,7 @@ export class Link implements ILink {
 
   private closed(): void {
     if (this.opened) {
-      this.opened = false;
+      this.opened = this.heard = this.again = false;
       this.commId = '';
       this.subshell = null;
       this._received.emit(null);
@@ -224,6 +225,7 @@ export class Link implements ILink {
   private commId = '';
   private opened = false;
   private heard = false;
+  private again = false;
   private greeted = Promise.resolve();
   private cell = '';
   private tries: ReturnType<typeof setTimeout>[] = [];

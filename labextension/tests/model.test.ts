@@ -178,6 +178,24 @@ test('a comm that the kernel closes after it was used is opened again', async ()
   expect(model.kernels).toHaveLength(1);
 });
 
+test('a cell that loads rapidfire while the first greeting is under way is not missed', async () => {
+  const { kernel } = await start();
+  const first = kernel.commId;
+  kernel.say('execute_input', { code: '%load_ext rapidfire' }, 'm1');
+  kernel.say('status', { execution_state: 'idle' }, 'm1');
+  await settled();
+  expect(kernel.commId).toBe(first);
+
+  kernel.say('comm_close', { comm_id: first });
+  await settled();
+  const second = kernel.commId;
+  expect(second).not.toBe(first);
+  kernel.say('comm_close', { comm_id: second });
+  await settled();
+
+  expect(kernel.commId).toBe(second);
+});
+
 test('our panel opening says that the kernel knows us, other widgets do not', async () => {
   jest.useFakeTimers({ doNotFake: ['setImmediate'] });
   try {

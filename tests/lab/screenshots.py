@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         page.locator(".rf-Run.rf-mod-stopped").wait_for()
         for theme in ("Light", "Dark"):
             command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-            page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']")
+            page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
             page.evaluate("() => document.fonts.ready.then(() => true)")
             page.screenshot(path=folder / f"sidebar-{theme.lower()}.png", clip=CLIP)
         command(page, "notebook:restart-kernel")
