@@ -111,7 +111,8 @@ export function statusText(briefs: readonly IBrief[]): string {
   if (!live.length) {
     return `${parts[0]} · ${told[0].state}`;
   }
-  const share = all.reduce((sum, run) => sum + run.progress, 0) / all.length;
+  const shares = live.map(brief => brief.progress * brief.runs.length);
+  const share = shares.reduce((sum, one) => sum + one, 0) / all.length;
   parts.push(percent(share));
   const etas = live.map(brief => brief.eta_s);
   if (live.every(brief => brief.state === 'paused')) {

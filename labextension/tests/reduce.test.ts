@@ -33,10 +33,13 @@ test('a full message drops runs that are no longer there', () => {
 });
 
 test('the status bar says how much is over, the share and the time left', () => {
-  const runs = [1, 2, 3, 4].map(id => run(id, { progress: 0.125 }));
   const done = run(5, { status: 'completed', progress: 1 });
+  const five = [...[1, 2, 3, 4].map(id => run(id)), done];
 
-  expect(statusText([brief({ runs: [...runs, done] })])).toBe('RF 1/5 · 30 % · ETA 14 min');
+  expect(statusText([brief({ runs: five, progress: 0.304 })])).toBe('RF 1/5 · 30 % · ETA 14 min');
+  expect(statusText([brief(), brief({ key: '/e/two', progress: 0.9 })])).toBe(
+    'RF 0/4 · 70 % · ETA 14 min'
+  );
   expect(statusText([])).toBe('');
   expect(statusText([brief({ eta_s: null })])).toBe('RF 0/2 · 50 %');
   expect(statusText([brief({ state: 'paused' })])).toBe('RF 0/2 · 50 % · paused');

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.state import ACTIVE, Run, State
 from rapidfire_jupyter.ui.eta import etas
+from rapidfire_jupyter.ui.view import whole_progress
 
 Number = float | None
 Json = Any  # Any: what JSON holds
@@ -121,12 +122,14 @@ class Seen:
     Attributes:
         count: Events read.
         losses: Last logged loss by run.
+        steps: Step of the last logged row by run.
         pace: Training seconds and steps by run.
         checkpoints: Unix time of the newest checkpoint by run.
     """
 
     count: int = 0
-    losses: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[int, float | None] = field(default_factory=dict)
+    steps: Mapping[int, int] = field(default_factory=dict)
     pace: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     checkpoints: Mapping[int, float] = field(default_factory=dict)
     alerts: int = 0
@@ -136,7 +139,8 @@ class Seen:
 def see(seen: Seen, events: Iterable[Event]) -> Seen:
     """Read further events; those read before must not come again."""
     count, alerts, alert = seen.count, seen.alerts, seen.alert
-    losses, pace, checkpoints = dict(seen.losses), dict(seen.pace), dict(seen.checkpoints)
+    losses, steps = dict(seen.losses), dict(seen.steps)
+    pace, checkpoints = dict(seen.pace), dict(seen.checkpoints)
     for event in events:
         count += 1
         run, data = event.run, event.data
@@ -144,17 +148,21 @@ def see(seen: Seen, events: Iterable[Event]) -> Seen:
             alerts, alert = alerts + 1, str(data.get("text", ""))
         elif run is None:
             continue
-        elif event.kind == "logged" and "loss" in data["row"]:
-            losses[run] = data["row"]["loss"]
+        elif event.kind == "logged":
+            losses[run] = data["row"].get("loss", losses.get(run))
+            steps[run] = data["row"]["step"]
+        elif event.kind == "run_recovered":
+            steps[run] = data["step"]
         elif event.kind == "slice_ended":
-            seconds, steps = pace.get(run, (0.0, 0))
-            pace[run] = (seconds + data["seconds"], steps + data["steps"])
+            seconds, trained = pace.get(run, (0.0, 0))
+            pace[run] = (seconds + data["seconds"], trained + data["steps"])
         elif event.kind == "checkpoint":
             checkpoints[run] = event.time
     return replace(
         seen,
         count=count,
         losses=losses,
+        steps=steps,
         pace=pace,
         checkpoints=checkpoints,
         alerts=alerts,
@@ -171,12 +179,8 @@ def brief(key: str, name: str, status: str, reason: str, state: State, seen: See
     """
     seconds_per_step = {i: seconds / steps for i, (seconds, steps) in seen.pace.items() if steps}
     left = etas(list(state.runs.values()), seconds_per_step)
-    runs = [
-        _run(run, seen, left.runs.get(run.id))
-        for run in state.runs.values()
-        if run.status != "deleted"
-    ]
-    active = [run for run in state.runs.values() if run.status in ACTIVE]
+    kept = [run for run in state.runs.values() if run.status != "deleted"]
+    active = [run for run in kept if run.status in ACTIVE]
     times = [seen.checkpoints[run.id] for run in active if run.id in seen.checkpoints]
     return Brief(
         key=key,
@@ -184,12 +188,12 @@ def brief(key: str, name: str, status: str, reason: str, state: State, seen: See
         state=status,
         live=status in ("running", "paused") and bool(active),
         reason=reason,
-        progress=sum(run["progress"] for run in runs) / len(runs) if runs else 0.0,
+        progress=round(whole_progress(kept, lambda run: _step(state.runs[run], seen)), 4),
         eta_s=_rounded(left.whole) if active else None,
         checkpoint_time=max(times, default=None),
         alerts=seen.alerts,
         alert=seen.alert,
-        runs=runs,
+        runs=[_run(run, seen, left.runs.get(run.id)) for run in kept],
     )
 
 
@@ -214,13 +218,14 @@ def lost(old: Brief | None, new: Brief) -> bool:
 
 def _run(run: Run, seen: Seen, eta_s: Number) -> BriefRun:
     done = run.status == "completed"
-    progress = 1.0 if done else run.step / run.total_steps if run.total_steps else 0.0
+    step = _step(run, seen)
+    progress = 1.0 if done else step / run.total_steps if run.total_steps else 0.0
     return BriefRun(
         id=run.id,
         name=run.name,
         status=run.status,
         progress=round(min(1.0, progress), 4),
-        step=run.step,
+        step=step,
         total_steps=run.total_steps,
         checkpoint_step=run.checkpoint_step,
         eta_s=_rounded(eta_s),
@@ -228,6 +233,11 @@ def _run(run: Run, seen: Seen, eta_s: Number) -> BriefRun:
         weight=run.weight,
         error=run.error,
     )
+
+
+def _step(run: Run, seen: Seen) -> int:
+    """Steps done: at its last boundary, or further if it has logged a later row."""
+    return max(run.step, seen.steps.get(run.id, 0)) if run.status == "running" else run.step
 
 
 def _rounded(seconds: Number) -> Number:

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,7 +113,7 @@ def head(fold: Fold, facts: Facts, now: float) -> Head:
         "state": facts.status,
         "read_only": facts.read_only,
         "reason": facts.reason,
-        "progress": round(_whole_progress(fold, runs), 4),
+        "progress": round(whole_progress(runs, fold.step), 4),
         "elapsed_s": round(elapsed, 1),
         "eta_s": rounded(current_etas(fold).whole) if going else None,
         "counts": counts,
@@ -131,13 +131,18 @@ def head(fold: Fold, facts: Facts, now: float) -> Head:
     }
 
 
-def _whole_progress(fold: Fold, runs: list[Run]) -> float:
-    """Steps done of those to be done; runs that rest have nothing left to do."""
+def whole_progress(runs: Sequence[Run], step: Callable[[int], int]) -> float:
+    """Steps done of those to be done; runs that rest have nothing left to do.
+
+    Args:
+        runs: All that are not deleted.
+        step: Steps that a run has done.
+    """
     known = [r.total_steps for r in runs if r.total_steps]
     typical = sum(known) / len(known) if known else 1.0
-    done = sum(fold.step(r.id) for r in runs)
+    done = sum(step(r.id) for r in runs)
     left = sum(
-        max(0.0, (r.total_steps or typical) - fold.step(r.id)) for r in runs if r.status in ACTIVE
+        max(0.0, (r.total_steps or typical) - step(r.id)) for r in runs if r.status in ACTIVE
     )
     resting = not left and any(r.status not in ACTIVE for r in runs)
     return done / (done + left) if done + left else float(resting)

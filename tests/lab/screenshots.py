@@ -10,14 +10,14 @@ from pathlib import Path
 from browser import chromium, command, jupyterlab, open_lab, open_notebook, run_all
 from test_extension import TRAIN
 
-CLIP = {"x": 0, "y": 0, "width": 960, "height": 560}
+WIDTH, HEIGHT = 1280, 720
 FIT = """
 exp = Experiment("support-bot")
 exp.run_fit(
-    grid([1e-2, 3e-3, 1e-3, 3e-4], 60), tiny.create_model, tiny.sft_rows(16),
+    grid([1e-2, 3e-3, 1e-3, 3e-4], 12), tiny.create_model, tiny.sft_rows(16),
     eval_dataset=tiny.sft_rows(4), num_chunks=4, slice_steps=4,
 )
-exp._wait(lambda: sum(r.step for r in exp.state.runs.values()) > 80, 120)
+exp._wait(lambda: sum(r.step for r in exp.state.runs.values()) > 120, 120)
 exp.stop(4).wait(30)
 exp.boost(1, 2).wait(30)
 None
@@ -28,19 +28,22 @@ def main(folder: Path) -> None:
     """Take all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as root, jupyterlab(Path(root)) as lab, chromium() as chrome:
-        page = open_lab(chrome, lab, width=960, height=560)
+        page = open_lab(chrome, lab, width=WIDTH, height=HEIGHT)
         open_notebook(page, lab, "support-bot.ipynb", [TRAIN, FIT])
         command(page, "rapidfire:show-runs")
         run_all(page)
         page.locator(".rf-Run.rf-mod-stopped").wait_for()
+        page.get_by_role("button", name="Open panel").click()
+        page.locator(".rf-Panel .rf-panel tr[data-run='4']").wait_for()
         for theme in ("Light", "Dark"):
             command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
-            page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
-            page.evaluate("() => document.fonts.ready.then(() => true)")
-            page.screenshot(path=folder / f"sidebar-{theme.lower()}.png", clip=CLIP)
+            body = f"body[data-jp-theme-name='JupyterLab {theme}']"
+            page.wait_for_selector(body, state="attached")
+            page.locator("#jupyterlab-splash").wait_for(state="detached")
+            page.screenshot(path=folder / f"sidebar-{theme.lower()}.png")
         command(page, "notebook:restart-kernel")
         page.locator(".rf-Guard").wait_for()
-        page.screenshot(path=folder / "guard.png", clip=CLIP)
+        page.screenshot(path=folder / "guard.png")
 
 
 if __name__ == "__main__":
