@@ -1,9 +1,9 @@
 # ruff: noqa: E501  (JavaScript in texts)
 """What an open panel costs the browser: 48 runs log three metrics ten times a second each.
 
-`python tests/ui/stress.py [panel|plotly] [seconds]` prints one line of JSON. "plotly" draws the same
-curves with plotly's basic bundle, as sparingly as it can be used: one redraw a second, eight coloured
-traces, all others joined by gaps into one grey trace, points thinned to what the pixels can show.
+`python tests/ui/stress.py [panel|plotly] [seconds]` prints one line of JSON. "panel" has the tab
+Curves open, "plotly" the tab Plotly: the same curves, one redraw a second, eight coloured traces and
+all others joined by gaps into one grey trace, points thinned to what the pixels can show.
 """
 
 import json
@@ -40,33 +40,6 @@ LOAD = """([runs, metrics, rowsPerSecond, perSecond, seconds]) => {
     if (at >= seconds) { clearInterval(timer); stress.done = true; }
   }, 1000 / perSecond);
 }"""
-# Draws curves of the panel's state with plotly instead of the panel's own chart.
-PLOTLY = """() => {
-  const module = { exports: {} };
-  new Function("module", "exports", plotlySource)(module, module.exports);
-  const Plotly = module.exports;
-  const element = document.createElement("div");
-  element.style.height = "320px";
-  document.getElementById("two").append(element);
-  const thin = (points, most) => {
-    const stride = Math.max(1, Math.ceil(points.length / most));
-    return points.filter((_point, i) => i % stride === 0 || i === points.length - 1);
-  };
-  const curves = new Map();
-  window.onRows = (blocks, numbers) => {
-    let at = 0;
-    for (const { run, metrics, n } of blocks) {
-      const list = curves.get(run) || curves.set(run, []).get(run);
-      for (let i = 0; i < n; i += 1, at += 3 + metrics.length) list.push([numbers[at], numbers[at + 3]]);
-    }
-  };
-  setInterval(() => {
-    const line = (points) => ({ x: points.map((p) => p[0]), y: points.map((p) => p[1]), type: "scatter", mode: "lines" });
-    const runs = [...curves.keys()];
-    const grey = runs.slice(8).flatMap((run) => [...thin(curves.get(run), 400), [null, null]]);
-    Plotly.react(element, [{ ...line(grey), line: { color: "#999", width: 1 }, hoverinfo: "skip" }, ...runs.slice(0, 8).map((run) => line(thin(curves.get(run), 800)))], { uirevision: 1, margin: { t: 10 } });
-  }, 1000);
-}"""
 
 
 def heap_mb(cdp: CDPSession) -> float:
@@ -78,18 +51,15 @@ def heap_mb(cdp: CDPSession) -> float:
 def measure(page: Page, renderer: str, seconds: float) -> dict[str, Any]:
     """Share of time in long tasks, longest one, and how the heap grew after the first third."""
     cdp = page.context.new_cdp_session(page)
+    show(page, {"runs": RUNS, "points": 1, "metrics": METRICS, "head": {"metrics": METRICS}})
     if renderer == "plotly":
-        show(page, {"runs": RUNS, "points": 0})
         source = (STATIC / "vendor" / "plotly-basic.min.js").read_text("utf-8")
-        page.evaluate("source => { window.plotlySource = source; }", source)
-        page.evaluate(PLOTLY)
-        page.evaluate("""() => {
-          panel.close();
-          const send = kernel.delta.bind(kernel);
-          kernel.delta = (change, buffer) => { onRows(change.blocks, buffer); send(change, buffer); };
-        }""")
-    else:
-        show(page, {"runs": RUNS, "points": 0, "head": {"metrics": METRICS}})
+        page.evaluate(
+            "s => { kernel.answers.library = () => ({ buffer: new TextEncoder().encode(s) }); }",
+            source,
+        )
+        page.get_by_role("tab", name="Plotly").click()
+        page.wait_for_selector(".js-plotly-plot .trace", state="attached")
     page.evaluate(LOAD, [RUNS, METRICS, ROWS_S, MESSAGES_S, seconds])
     page.wait_for_timeout(seconds * 1000 / 3)
     early = heap_mb(cdp)
