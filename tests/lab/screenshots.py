@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
             page.screenshot(path=folder / f"sidebar-{theme.lower()}.png")
         command(page, "notebook:restart-kernel")
         page.locator(".rf-Guard").wait_for()
-        page.screenshot(path=folder / "guard.png")
+        page.locator(".jp-Dialog-content").screenshot(path=folder / "guard.png")
 
 
 if __name__ == "__main__":
