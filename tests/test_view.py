@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import logs
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rapidfire_jupyter import verbs
 from rapidfire_jupyter.state import Run, history
+from rapidfire_jupyter.ui import device
 from rapidfire_jupyter.ui.curves import MOST_ROWS, Point, pack, quotas, thin, thin_all, unpack
 from rapidfire_jupyter.ui.delta import Known, all_known, changes
 from rapidfire_jupyter.ui.eta import etas
@@ -366,6 +368,45 @@ def test_rows_that_only_moved_on_take_turns_and_changed_ones_do_not_wait(tmp_pat
     rows_told = [[row["id"] for row in delta["rows"]] for delta, _ in told]
     assert rows_told[0][0] == 30 and all(len(ids) <= 9 for ids in rows_told)
     assert sorted(i for ids in rows_told for i in ids) == list(range(1, 31))
+
+
+# ------------------------------------------------------------------------------------ the machine
+
+
+def test_memory_is_that_of_this_process_until_a_gpu_is_in_use(monkeypatch):
+    psutil = pytest.importorskip("psutil")
+    used = psutil.Process().memory_info().rss
+
+    found = device.memory()
+
+    assert found["used_bytes"] == pytest.approx(used, rel=0.1)
+    assert used < found["total_bytes"] <= psutil.virtual_memory().total
+    assert device.device() == "cpu"
+
+    class Cuda:
+        @staticmethod
+        def mem_get_info():
+            return 30, 80
+
+        @staticmethod
+        def get_device_name():
+            return "NVIDIA H200"
+
+    monkeypatch.setattr(device, "_cuda", lambda: Cuda)
+    assert device.memory() == {"used_bytes": 50.0, "total_bytes": 80.0}
+    assert device.device() == "NVIDIA H200"
+
+
+def test_a_gpu_that_nobody_uses_is_not_woken(monkeypatch):
+    class Torch:
+        class cuda:  # noqa: N801  # as torch calls it
+            @staticmethod
+            def is_initialized():
+                return False
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+
+    assert device._cuda() is None and device.device() == "cpu"
 
 
 # ------------------------------------------------------------------------------------------- lines

@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,7 @@ class Feed:
         self._lock = threading.RLock()  # over everything below
         self._fold, self._known, self.seq = Fold(), Known(), 0
         self._views: dict[str, _View] = {}
-        self._outbox: list[tuple[Mapping[str, Any], list[bytes]]] = []
+        self._outbox: deque[tuple[Mapping[str, Any], list[bytes]]] = deque()
         self._twin: Twin | None = None
         self._twin_at, self._twin_seq, self._twin_training = -TWIN_S, -1, False
         self._sent_at = self._allowed_at = self._beat_at = self._changed_at = -TRAILING_S
@@ -88,11 +89,10 @@ class Feed:
 
     def heard(self, view: str) -> bool:
         """A view is there; False if it counts as closed, so that it must say hello."""
-        with self._lock:
-            known = self._views.get(view)
-            if known is not None:
-                known.heard = self._clock()
-            return known is not None
+        known = self._views.get(view)  # without the lock: an order must not wait for a snapshot
+        if known is not None:
+            known.heard = self._clock()
+        return known is not None
 
     def close(self, view: str) -> None:
         """A view has closed."""
@@ -101,9 +101,11 @@ class Feed:
         self._stir()
 
     def post(self, message: Mapping[str, Any], buffers: list[bytes] | None = None) -> None:
-        """Send a message soon, from the feed's thread. Any: a message of `wire`."""
-        with self._lock:
-            self._outbox.append((message, buffers or []))
+        """Send a message soon, from the feed's thread. Any: a message of `wire`.
+
+        It takes no lock that is held for long: the engine's thread calls it.
+        """
+        self._outbox.append((message, buffers or []))
         self._stir()
 
     def show_twin(self, first: Twin, later: Twin | None) -> None:
@@ -225,8 +227,8 @@ class Feed:
             return max(0.1, min(v.heard for v in self._views.values()) + SILENT_S - now)
 
     def _send_outbox(self) -> None:
-        waiting, self._outbox = self._outbox, []
-        for message, buffers in waiting:
+        while self._outbox:
+            message, buffers = self._outbox.popleft()
             self._send(message, buffers)
 
     def _tell(self, facts: Facts, now: float) -> None:
