@@ -109,7 +109,7 @@ def recognise(
         _refuse_bad_answers(table, used["label"][0], what)
     notes = (*notes, *_choice_notes(table, allowed, chosen, used, trainer_type))
     unused = tuple(n for n in table.column_names if not any(n in names for names in used.values()))
-    return Layout(chosen, trainer_type, tuple(sorted(used.items())), conversational, unused, notes)
+    return Layout(chosen, trainer_type, tuple(used.items()), conversational, unused, notes)
 
 
 def as_table(data: Any) -> pa.Table:
@@ -324,9 +324,8 @@ def _choice_notes(
         if part == name and part != "label" and table.column(name).null_count < table.num_rows
     )
     if also and trainer_type != "GRPO":
-        notes.append(
-            f"used: {', '.join(sorted(taken))}; not used, though a layout too: {', '.join(also)}"
-        )
+        mine = ", ".join(name for names in used.values() for name in names)
+        notes.append(f"used: {mine}; not used, though a layout too: {', '.join(also)}")
     for name in ("label", "margin"):
         if name in rest and trainer_type in ("SFT", "DPO"):
             notes.append(f"the column {name!r} is not used by {trainer_type}")

@@ -19,18 +19,19 @@ def as_dataset(data: Any, what: str) -> Any:
     import pandas as pd
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
+    from rapidfire_jupyter.data.load import from_memory
+
     if isinstance(data, DatasetDict | IterableDatasetDict):
         raise DataError(
             f"{what} is a DatasetDict with the splits {', '.join(data)}; give one of them, for "
             f"example {what}=data[{next(iter(data), 'train')!r}]"
         )
-    if isinstance(data, pd.DataFrame):
-        data = Dataset.from_pandas(data, preserve_index=False)
-    elif isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
-        data = Dataset.from_list(data)
+    rows = isinstance(data, list) and data and all(isinstance(row, dict) for row in data)
+    if rows or (isinstance(data, pd.DataFrame) and len(data)):
+        data = from_memory(data, what)
     if isinstance(data, IterableDataset):
         return data
-    if not isinstance(data, Dataset):
+    if not isinstance(data, Dataset | pd.DataFrame):
         raise DataError(
             f"{what} must be a datasets.Dataset, a list of dicts or a DataFrame, "
             f"got {type(data).__name__}"

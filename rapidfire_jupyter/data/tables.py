@@ -115,7 +115,7 @@ def _refuse_row(file: File, delimiter: str, names: list[str], cells: int) -> Non
         if row and len(row) == cells:
             raise DataError(
                 f"{file.name}, line {before + 1}: {cells} cell{'' if cells == 1 else 's'}, but the "
-                f"header has {len(names)} columns ({', '.join(names)}); put quotes around text that "
-                f"holds {delimiter!r}"
+                f"header has {len(names)} columns ({', '.join(names)}); put quotes around text "
+                f"that holds {delimiter!r}"
             )
         before = lines.line_num

@@ -15,6 +15,7 @@ from rapidfire_jupyter.errors import DataError
 _TEXT = ("instruction", "input", "system", "output", "text")
 _EITHER = ("prompt", "completion", "chosen", "rejected")
 _CHAT = ("messages", "conversations")
+_FIX = "write it as a string"
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
@@ -99,7 +100,9 @@ def text_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as text: numbers are written as Python writes them, null stays null."""
     if is_text(column.type):
         return column if pa.types.is_string(column.type) else column.cast(pa.string())
-    values = [None if v is None else v if isinstance(v, str) else str(v) for v in _values(column)]
+    values = [
+        None if v is None else v if isinstance(v, str) else str(v) for v in python_values(column)
+    ]
     return pa.chunked_array([pa.array(values, pa.string())])
 
 
@@ -118,10 +121,6 @@ def truth_values(column: pa.ChunkedArray) -> "np.ndarray[Any, Any] | None":
     return None
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    return python_values(column)
-
-
 def _text_notes(column: pa.ChunkedArray, name: str, where: str) -> list[str]:
     """A note on numbers that will be written as text; anything else that is no text is refused."""
     kind = column.type
@@ -132,7 +131,7 @@ def _text_notes(column: pa.ChunkedArray, name: str, where: str) -> list[str]:
         value = column[number - 1].as_py()
         raise DataError(f"{where}, row {number}: it must be text, got {json_kind(value)}; {_FIX}")
     numbers = 0
-    for number, value in enumerate(_values(column), start=1):
+    for number, value in enumerate(python_values(column), start=1):
         if value is None or isinstance(value, str):
             continue
         wrong = isinstance(value, bool) or not isinstance(value, int | float)
@@ -141,11 +140,11 @@ def _text_notes(column: pa.ChunkedArray, name: str, where: str) -> list[str]:
                 f"{where}, row {number}: it must be text, got {json_kind(value)}; {_FIX}"
             )
         numbers += 1
-    values = "number" if numbers == 1 else "numbers"
-    return [f"{numbers} {values} in the column {name!r} are taken as text"] if numbers else []
-
-
-_FIX = "write it as a string"
+    if not numbers:
+        return []
+    if numbers == 1:
+        return [f"1 number in the column {name!r} is taken as text"]
+    return [f"{numbers} numbers in the column {name!r} are taken as text"]
 
 
 def _refuse_references(column: pa.ChunkedArray, where: str) -> None:
