@@ -22,7 +22,7 @@ function columnsOf(state, drawn) {
   /** @type {Column[]} */
   const columns = [
     { key: "status", title: "Status", hint: "", number: false, width: 114, sort: (row) => row.status, text: (row) => row.status },
-    { key: "progress", title: "Progress", hint: "", number: false, width: 104, sort: (row) => row.progress, text: (row) => showShare(row.progress) },
+    { key: "progress", title: "Progress", hint: "", number: false, width: 112, sort: (row) => row.progress, text: (row) => showShare(row.progress) },
     { key: "eta", title: "ETA", hint: "Time left for this run", number: true, width: 68, sort: (row) => row.eta_s ?? NaN, text: (row) => showDuration(row.eta_s) },
   ];
   for (const name of head.varying) {

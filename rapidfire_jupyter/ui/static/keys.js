@@ -11,7 +11,7 @@ const HELP = [
   ["Delete", "delete; Ctrl+Z undoes the last op"],
   ["h  i", "hide the curve, show it alone"],
   ["y", "copy what the newest op was as magic"],
-  ["/", "filter"],
+  ["/  ?", "filter, this help"],
 ];
 const LETTERS = /** @type {Record<string, string>} */ ({ s: "stop", r: "resume", c: "clone", "+": "more", "=": "more", "-": "less", Delete: "delete", Backspace: "delete" });
 
@@ -70,6 +70,7 @@ function panelKey(/** @type {View} */ view, /** @type {KeyboardEvent} */ event, 
   if ((event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === "z") return undo(view), true;
   if (event.ctrlKey || event.metaKey || event.altKey) return false;
   if (event.key === "/") return filter.focus(), true;
+  if (event.key === "?") return /** @type {any} */ (view.root.querySelector("[aria-controls^=rf-help]")).click(), true;
   if (event.key === "y") {
     const last = view.link.orders[view.link.orders.length - 1];
     if (last) void copyText(last.line || magicLine(last.kind, last.run, last.args)).then((done) => view.say(done ? "copied" : "this page may not copy"));

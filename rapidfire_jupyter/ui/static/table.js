@@ -79,12 +79,13 @@ function createTable(/** @type {View} */ view) {
       sortHeader("run", "Run", "", false, "rf-pin rf-run"),
       ...columns.map((column) => sortHeader(column.key, column.title, column.hint, column.number, "")),
       h("th", { scope: "col", class: "rf-ops" }, h("span", { class: "rf-offscreen" }, "Operations")),
+      h("td"), // takes the width that is left on wide pages
     );
     const widths = [32, 28, nameWidth, ...columns.map((column) => column.width), 160];
     table.querySelector("colgroup")?.remove();
-    table.prepend(h("colgroup", null, ...widths.map((width) => h("col", { style: `width:${width}px` }))));
+    table.prepend(h("colgroup", null, ...widths.map((width) => h("col", { style: `width:${width}px` })), h("col")));
     table.style.minWidth = `${widths.reduce((sum, width) => sum + width, 0)}px`;
-    table.setAttribute("aria-colcount", String(widths.length));
+    table.setAttribute("aria-colcount", String(widths.length + 1));
   }
 
   function sortHeader(/** @type {string} */ key, /** @type {string} */ title, /** @type {string} */ hint, /** @type {boolean} */ number, /** @type {string} */ more) {
@@ -110,7 +111,7 @@ function createTable(/** @type {View} */ view) {
       const { label, icon: symbol } = RUN_OPS[/** @type {keyof typeof RUN_OPS} */ (kind)];
       return button(`${label} run ${run}`, symbol, (event) => press(kind, run, event), { tabindex: -1, "data-op": kind });
     });
-    const tr = h("tr", { "data-run": run, onpointerenter: () => view.light(run), onpointerleave: () => view.light(null), onclick: (/** @type {MouseEvent} */ event) => clicked(run, event) }, h("td", { class: "rf-pin rf-check" }, check), h("td", { class: "rf-pin rf-eye" }, eye), name, ...cells, h("td", { class: "rf-ops" }, h("span", null, ...ops)));
+    const tr = h("tr", { "data-run": run, onpointerenter: () => view.light(run), onpointerleave: () => view.light(null), onclick: (/** @type {MouseEvent} */ event) => clicked(run, event) }, h("td", { class: "rf-pin rf-check" }, check), h("td", { class: "rf-pin rf-eye" }, eye), name, ...cells, h("td", { class: "rf-ops" }, h("span", null, ...ops)), h("td"));
     const made = { tr, check, eye, name, cells, ops };
     parts.set(run, made);
     return made;
