@@ -110,7 +110,7 @@ function summary(brief: IBrief): string {
     return `${brief.state} · no runs yet`;
   }
   const over = brief.runs.filter(run => !isActive(run)).length;
-  const parts = [brief.state, `${over} of ${brief.runs.length} ended`, percent(brief.progress)];
+  const parts = [brief.state, `${over} of ${brief.runs.length} over`, percent(brief.progress)];
   if (brief.state === 'running' && brief.eta_s !== null) {
     parts.push(`${duration(brief.eta_s)} left`);
   }

@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
         command(page, "rapidfire:show-runs")
         run_all(page)
         page.locator(".rf-Run.rf-mod-stopped").wait_for()
-        page.get_by_role("button", name="Open panel").click()
+        page.locator(".rf-Sidebar").get_by_role("button", name="Open panel").click()
         page.locator(".rf-Panel .rf-panel tr[data-run='4']").wait_for()
         for theme in ("Light", "Dark"):
             command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")

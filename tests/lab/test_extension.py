@@ -64,6 +64,11 @@ def runs(page):
     return page.locator(".rf-Run")
 
 
+def sidebar(page):
+    """The panel in the notebook has buttons of the same names."""
+    return page.locator(".rf-Sidebar")
+
+
 def guard_dialog(page):
     """The guard's question."""
     return page.locator(".jp-Dialog", has=page.locator(".rf-Guard"))
@@ -92,18 +97,34 @@ def test_the_sidebar_lists_runs_and_the_status_bar_sums_them_up(training):
 def test_stop_resume_and_boost_act_in_the_kernel(training):
     page = training
 
-    page.get_by_role("button", name="Stop run 1").click()
+    sidebar(page).get_by_role("button", name="Stop run 1").click()
     page.locator(".rf-Run.rf-mod-stopped").wait_for()
     assert ask_kernel(page, "exp.run(1).status") == "stopped"
-    page.get_by_role("button", name="Resume run 1").click()
+    sidebar(page).get_by_role("button", name="Resume run 1").click()
     page.locator(".rf-Run.rf-mod-stopped").wait_for(state="detached")
     assert ask_kernel(page, "exp.run(1).status") in ("queued", "running")
-    page.get_by_role("button", name="Boost run 2: twice the share").click()
-    page.get_by_text("×2").wait_for()
+    sidebar(page).get_by_role("button", name="Boost run 2: twice the share").click()
+    sidebar(page).get_by_text("×2").wait_for()
     assert ask_kernel(page, "exp.state.runs[2].weight") == 2.0
-    page.get_by_role("button", name="Run 2: back to its normal share").click()
-    page.get_by_text("×2").wait_for(state="detached")
+    sidebar(page).get_by_role("button", name="Run 2: back to its normal share").click()
+    sidebar(page).get_by_text("×2").wait_for(state="detached")
     assert ask_kernel(page, "exp.state.runs[2].weight") == 1.0
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_nothing_is_wrong_for_who_cannot_see_or_click(training, theme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = training
+    command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
+    page.wait_for_selector(f"body[data-jp-theme-name='JupyterLab {theme}']", state="attached")
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
+
+    for part in (".rf-Sidebar", ".rf-StatusItem"):
+        found = axe.run(page, context=part)
+        assert found.violations_count == 0, found.generate_report()
+    sidebar(page).get_by_role("button", name="Stop run 1").focus()
+    page.keyboard.press("Enter")
+    page.locator(".rf-Run.rf-mod-stopped").wait_for()
 
 
 def test_pause_all_and_resume_all_are_commands(training):
@@ -250,7 +271,7 @@ def test_a_kernel_without_an_open_notebook_is_seen_and_guarded(training):
 
     page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
     page.wait_for_selector(".rf-Run")
-    page.get_by_role("button", name="Stop run 2").click()
+    sidebar(page).get_by_role("button", name="Stop run 2").click()
     page.locator(".rf-Run.rf-mod-stopped").wait_for()
     page.evaluate("() => void window.jupyterapp.serviceManager.sessions.shutdownAll()")
     keep(page)
@@ -308,7 +329,7 @@ def test_the_panel_opens_its_notebook_if_that_is_closed(training):
     page = training
     page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
 
-    page.get_by_role("button", name="Open panel").click()
+    sidebar(page).get_by_role("button", name="Open panel").click()
 
     page.locator(".rf-Panel .jupyter-widgets, .rf-Panel .lm-Widget").first.wait_for()
 
