@@ -137,7 +137,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   document.addEventListener("visibilitychange", woken);
   const sight = new IntersectionObserver((entries) => {
     inSight = entries[entries.length - 1].isIntersecting;
-    if (inSight && stale) draw(); // what is out of sight costs nothing
+    if (inSight && (stale || !view.theme.text)) draw(); // what is out of sight costs nothing
   });
   sight.observe(root);
   const unwatch = watchTheme(() => (setTheme(), draw()));
