@@ -76,7 +76,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     [timer, drawnAt] = [0, performance.now()];
     stale = document.hidden || (!inSight && known !== "");
     if (stale) return;
-    if (!view.theme.text) setTheme(); // widgets are put into the page after they are made
+    setTheme(); // it may have come late: widgets are attached, and themes loaded, after we are called
     const { head: now } = view.state;
     if (now && now.name !== known) recall((known = now.name));
     if (now && !now.metrics.includes(view.wish.metric)) view.wish.metric = now.metrics[0] || "";
@@ -140,7 +140,10 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     if (inSight && (stale || !view.theme.text)) draw(); // what is out of sight costs nothing
   });
   sight.observe(root);
-  const unwatch = watchTheme(() => (setTheme(), draw()));
+  const unwatch = watchTheme(() => {
+    draw();
+    timer = window.setTimeout(draw, REDRAW_DATA_MS); // the theme's own style sheet is loaded a little later
+  });
   const close = link.open(view.id, heard);
   draw();
 

@@ -30,7 +30,7 @@ function createTable(/** @type {View} */ view) {
   function update() {
     const { head } = view.state;
     columns = columnsOf(view.state, view.wish.metric);
-    nameWidth = Math.min(200, Math.max(88, ...[...view.state.rows.values()].map((row) => 6.4 * runTitle(row).length + 20)));
+    nameWidth = Math.min(element.clientWidth > 1200 ? 280 : 150, Math.max(88, ...[...view.state.rows.values()].map((row) => 6.4 * runTitle(row).length + 20)));
     const wanted = nameWidth + JSON.stringify(columns.map((column) => [column.key, column.title, column.width]));
     if (wanted !== shape) build(wanted);
     rows = listed(view.state, view.wish, columns, gone);
