@@ -2,7 +2,6 @@
 /* A view of the panel: puts the parts together, and draws them again when something changed, but seldom. */
 
 const REDRAW_DATA_MS = 1_000;
-let views = 0;
 
 /** What a new view shows. @returns {Wish} */
 function firstWish() {
@@ -11,7 +10,6 @@ function firstWish() {
 
 /** Opens a view in an element; gives the function that closes it. */
 function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
-  views += 1;
   const root = h("section", { class: "rf-panel", "data-lm-suppress-shortcuts": "true", "aria-label": "Experiment" });
   /** @type {View} */
   const view = {
@@ -25,7 +23,6 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     targets,
     order: () => table.ids(),
     picture: () => tabs.curves().plot,
-    metricValue: (run) => showNumber(view.state.rows.get(run)?.last[view.wish.metric]),
   };
   el.append(root);
   setTheme();
@@ -156,7 +153,6 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     form?.destroy();
     tabs.destroy();
     root.remove();
-    views -= 1;
   };
 }
 

@@ -81,7 +81,7 @@ interface View {
   id: string; root: HTMLElement; link: any; state: State; wish: Wish; theme: Theme; slots: Map<number, number>;
   ask(what: string, args?: Record<string, Json>, patienceMs?: number): Promise<{ data: any; buffer: DataView | null }>;
   say(text: string): void; openClone(run: number): void; openLonger(runs: number[]): void; openTab(key: string): void; closeForm(): void;
-  changed(): void; light(run: number | null): void; targets(): number[]; order(): number[]; picture(): any; metricValue(run: number): string;
+  changed(): void; light(run: number | null): void; targets(): number[]; order(): number[]; picture(): any;
 }
 interface Column {
   key: string; title: string; hint: string; number: boolean; width: number;
