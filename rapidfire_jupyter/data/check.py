@@ -16,7 +16,7 @@ from rapidfire_jupyter.data import conversations, duplicates, layouts, lengths
 from rapidfire_jupyter.data.layouts import Layout
 from rapidfire_jupyter.data.load import from_memory
 from rapidfire_jupyter.data.report import DataReport, Finding, Level, Part, row_count
-from rapidfire_jupyter.data.values import is_chat
+from rapidfire_jupyter.data.values import is_blank, is_chat
 from rapidfire_jupyter.errors import DataError
 
 FEW_ROWS = 1000
@@ -58,7 +58,7 @@ class _Read:
     table: pa.Table
     layout: Layout
     texts: dict[str, pa.ChunkedArray]
-    keys: pa.ChunkedArray
+    hashes: Any
 
 
 def check_data(
@@ -137,16 +137,17 @@ def _check_one(
     try:
         layout = layouts.recognise(table, trainer_type, kind, name)
         texts = duplicates.part_texts(table, layout, name)
+        hashes = duplicates.row_hashes(table, layout, name)
     except DataError as error:
         lacking = codes == len(kinds)
         text = _without(name, str(error))
         return part, [_finding("layout", "error", name, lacking, text)], None
-    one = _Read(name, data, table, layout, texts, duplicates.row_keys(texts))
+    one = _Read(name, data, table, layout, texts, hashes)
     found = [_finding("layout", "note", name, [], note) for note in layout.notes]
     found += _blank(one)
     found += _turns(one)
     found += _pairs(one)
-    repeats = duplicates.first_of(one.keys) != np.arange(table.num_rows)
+    repeats = duplicates.first_of(one.hashes) != np.arange(table.num_rows)
     if repeats.any():
         text = f"{row_count(int(repeats.sum()))} equal to an earlier one; clean_data drops them"
         found.append(_finding("duplicates", "warning", name, repeats, text))
@@ -160,8 +161,7 @@ def _blank(one: _Read) -> list[Finding]:
         names = dict(one.layout.columns)[part]
         if part not in (*_LEARNT, *_ASKED) or is_chat(one.table.column(names[0])):
             continue
-        trimmed = pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(texts, "")))
-        blank = pc.equal(trimmed, 0).to_numpy()
+        blank = is_blank(texts)
         if not blank.any():
             continue
         shown = row_count(int(blank.sum()))
@@ -225,8 +225,8 @@ def _near(one: _Read, wanted: float | bool | None) -> list[Finding]:
     if wanted is None and (rows > NEAR_ROWS or not duplicates.has_datasketch()):
         return []
     threshold = duplicates.THRESHOLD if wanted is None or wanted is True else float(wanted)
-    texts = one.keys.to_pylist()
-    kept = np.flatnonzero(duplicates.first_of(one.keys) == np.arange(rows))
+    texts = duplicates.row_keys(one.texts).to_pylist()
+    kept = np.flatnonzero(duplicates.first_of(one.hashes) == np.arange(rows))
     near = duplicates.near_duplicates([texts[row] for row in kept], threshold)
     if not near:
         return []
@@ -320,13 +320,13 @@ def _overlap(train: _Read, evaluation: _Read) -> list[Finding]:
         found.append(_finding("layout", "note", "eval", [], text.replace("_", " ")))
     both = np.zeros(evaluation.table.num_rows, dtype=bool)
     if tuple(train.texts) == tuple(evaluation.texts):
-        both = duplicates.shared_rows(evaluation.keys, train.keys)
+        both = duplicates.shared_rows(evaluation.hashes, train.hashes)
         if both.any():
             text = f"{row_count(int(both.sum()))} also in train; evaluate on others"
             found.append(_finding("overlap", "warning", "eval", both, text))
     for part in _ASKED:
         if part in train.texts and part in evaluation.texts:
-            asked = duplicates.shared_rows(evaluation.texts[part], train.texts[part]) & ~both
+            asked = duplicates.shared_texts(evaluation.texts[part], train.texts[part]) & ~both
             if asked.any():
                 text = f"{row_count(int(asked.sum()))} whose {part} is in train too"
                 found.append(_finding("prompt_overlap", "note", "eval", asked, text))

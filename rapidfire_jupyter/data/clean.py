@@ -17,7 +17,7 @@ from rapidfire_jupyter.data.kinds import KINDS
 from rapidfire_jupyter.data.layouts import Layout
 from rapidfire_jupyter.data.load import from_memory
 from rapidfire_jupyter.data.report import row_count
-from rapidfire_jupyter.data.values import is_chat, is_text, truth_values
+from rapidfire_jupyter.data.values import is_blank, is_chat, is_text, truth_values
 from rapidfire_jupyter.errors import DataError
 
 _LEARNT = ("completion", "output", "text", "chosen", "rejected")
@@ -161,7 +161,7 @@ def clean_data(
     if not_in is not None:
         _drop_shared(work, layout, not_in, trainer_type)
     if duplicates:
-        first = equal.first_of(_keys(work, layout))
+        first = equal.first_of(equal.row_hashes(work.table, layout, "the data"))
         work.drop(first != np.arange(len(first)), "equal to an earlier row", first)
     if near_duplicates:
         _drop_near(work, layout, near_duplicates)
@@ -233,28 +233,24 @@ def _drop_empty(work: _Work, layout: Layout) -> None:
         if part not in _LEARNT or is_chat(work.table.column(names[0])):
             continue
         texts = equal.part_texts(work.table, layout, "the data")[part]
-        blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(texts, ""))), 0)
-        work.drop(blank.to_numpy(), f"{part} is empty")
+        work.drop(is_blank(texts), f"{part} is empty")
 
 
 def _drop_shared(work: _Work, layout: Layout, not_in: Any, trainer_type: str | None) -> None:
     others = not_in if hasattr(not_in, "with_format") else from_memory(not_in, "not_in")
     table = layouts.as_table(others)
     theirs = layouts.recognise(table, trainer_type, layout.kind, "not_in")
-    texts = equal.part_texts(table, theirs, "not_in")
-    shared = equal.shared_rows(_keys(work, layout), equal.row_keys(texts))
+    mine = equal.row_hashes(work.table, layout, "the data")
+    shared = equal.shared_rows(mine, equal.row_hashes(table, theirs, "not_in"))
     work.drop(shared, "in the data to evaluate on")
 
 
 def _drop_near(work: _Work, layout: Layout, near: float | bool) -> None:
     threshold = equal.THRESHOLD if near is True else float(near)
-    found = equal.near_duplicates(_keys(work, layout).to_pylist(), threshold)
+    texts = equal.row_keys(equal.part_texts(work.table, layout, "the data"))
+    found = equal.near_duplicates(texts.to_pylist(), threshold)
     mask = np.zeros(len(work.rows), dtype=bool)
     first = np.zeros(len(work.rows), dtype=int)
     for row, of in found.items():
         mask[row], first[row] = True, of
     work.drop(mask, "nearly equal to an earlier row", first)
-
-
-def _keys(work: _Work, layout: Layout) -> pa.ChunkedArray:
-    return equal.row_keys(equal.part_texts(work.table, layout, "the data"))

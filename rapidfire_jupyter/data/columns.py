@@ -78,10 +78,15 @@ def plain_columns(table: pa.Table) -> pa.Table:
 
 
 def dataset_of(table: pa.Table) -> "Dataset":
-    """The data set over a table."""
-    from datasets import Dataset
+    """The data set over a table.
 
-    return Dataset(table)
+    It is named at random: the name that datasets would make digests a copy of all rows, and is for
+    files that cache what was computed, which data in memory have none of.
+    """
+    from datasets import Dataset
+    from datasets.fingerprint import generate_random_fingerprint
+
+    return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
 def json_array(values: list[Any]) -> pa.Array:

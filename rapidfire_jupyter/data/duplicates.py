@@ -21,14 +21,19 @@ PIECE = 5  # letters
 PERMUTATIONS = 64
 THRESHOLD = 0.85
 _LSH_MOST = 0.9  # over it datasketch finds no bands; candidates are measured anyway
-Numbers = Any  # a numpy array of whole numbers, one per row
+BATCH = 50_000  # rows that are hashed at once
+Numbers = Any  # a numpy array of whole numbers or booleans, one per row
+Hashes = Any  # a numpy array of whole numbers, two per row
 
 
 def part_texts(table: pa.Table, layout: Layout, what: str) -> dict[str, pa.ChunkedArray]:
     """Each part of a layout as one text per row; a conversation as its roles and texts."""
     texts = {}
     for part, names in layout.columns:
-        columns = [_text(table.column(name), f"{what}, column {name!r}") for name in names]
+        columns = [
+            _text(table.column(name), layout.conversational, f"{what}, column {name!r}")
+            for name in names
+        ]
         texts[part] = columns[0] if len(columns) == 1 else pc.coalesce(*columns)
     return texts
 
@@ -41,17 +46,32 @@ def row_keys(texts: dict[str, pa.ChunkedArray]) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(*columns, "\x1d")
 
 
-def first_of(keys: pa.ChunkedArray) -> Numbers:
+def row_hashes(table: pa.Table, layout: Layout, what: str) -> Hashes:
+    """A hash of 128 bits for each row, the same for equal rows; in batches, so little is copied."""
+    from xxhash import xxh3_128_digest
+
+    digests = []
+    for start in range(0, table.num_rows, BATCH):
+        keys = row_keys(part_texts(table.slice(start, BATCH), layout, what))
+        digests.append(b"".join(map(xxh3_128_digest, keys.cast(pa.binary()).to_pylist())))
+    return np.frombuffer(b"".join(digests), dtype=np.uint64).reshape(-1, 2)
+
+
+def first_of(hashes: Hashes) -> Numbers:
     """For each row the number of the first row equal to it, which may be itself."""
-    coded = keys.dictionary_encode().unify_dictionaries()
-    numbers = np.concatenate([np.zeros(0, int), *(c.indices.to_numpy() for c in coded.chunks)])
-    _, first = np.unique(numbers, return_index=True)
-    return first[numbers]
+    _, firsts, of = np.unique(hashes[:, 0], return_index=True, return_inverse=True)
+    first = firsts[of]
+    return np.where(hashes[:, 1] == hashes[first, 1], first, np.arange(len(first)))
 
 
-def shared_rows(keys: pa.ChunkedArray, others: pa.ChunkedArray) -> Numbers:
+def shared_rows(hashes: Hashes, others: Hashes) -> Numbers:
     """Which rows are among others, as a mask."""
-    return np.asarray(pc.is_in(keys, others).to_numpy(), dtype=bool)
+    return np.isin(hashes[:, 0], others[:, 0]) & np.isin(hashes[:, 1], others[:, 1])
+
+
+def shared_texts(texts: pa.ChunkedArray, others: pa.ChunkedArray) -> Numbers:
+    """Which texts are among others, as a mask."""
+    return np.asarray(pc.is_in(texts, others).to_numpy(), dtype=bool)
 
 
 def near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> dict[int, int]:
@@ -104,10 +124,10 @@ def _pieces(text: str) -> set[bytes]:
     return {text[i : i + PIECE].encode() for i in range(max(1, len(text) - PIECE + 1))}
 
 
-def _text(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def _text(column: pa.ChunkedArray, conversational: bool, where: str) -> pa.ChunkedArray:
     if pa.types.is_null(column.type):
         return pa.chunked_array([pa.nulls(len(column), pa.string())])
-    if is_chat(column):
+    if conversational and is_chat(column):
         return pa.chunked_array([joined_texts(turns_of(column, where))])
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         inner = column.cast(pa.list_(pa.string()))

@@ -58,10 +58,10 @@ def _first_equal(table: pa.Table) -> "np.ndarray[Any, Any]":
     """For each row the first row equal to it; where no layout is known, each row is its own."""
     try:
         layout = layouts.recognise(table)
-        texts = duplicates.part_texts(table, layout, "the data")
+        hashes = duplicates.row_hashes(table, layout, "the data")
     except DataError:
         return np.arange(table.num_rows)
-    return np.asarray(duplicates.first_of(duplicates.row_keys(texts)))
+    return np.asarray(duplicates.first_of(hashes))
 
 
 def _strata(table: pa.Table, name: str) -> "np.ndarray[Any, Any]":

@@ -106,6 +106,12 @@ def text_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values, pa.string())])
 
 
+def is_blank(texts: pa.ChunkedArray) -> "np.ndarray[Any, Any]":
+    """Which texts have nothing but blanks in them, or are null."""
+    blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
+    return np.asarray(pc.fill_null(blank, True).to_numpy(), dtype=bool)
+
+
 def truth_values(column: pa.ChunkedArray) -> "np.ndarray[Any, Any] | None":
     """A column as truth values; null counts as true. None if it holds anything else.
 
