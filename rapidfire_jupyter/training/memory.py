@@ -19,6 +19,6 @@ def give_back() -> None:
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
     try:
-        return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
+        return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # another C library, or another system
         return None
