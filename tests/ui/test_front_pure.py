@@ -1,6 +1,7 @@
 # ruff: noqa: E501  (JavaScript in texts)
 """The front end's pure functions: state, lines, numbers as text, fields."""
 
+import json
 import struct
 
 import pytest
@@ -180,6 +181,23 @@ def test_combinations_make_a_clone_each(js):
         {"a": 2, "b": "x"},
         {"a": 2, "b": "y"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("r=4 learning_rate=0.01", "run 3"),
+        ("clone of 1", "3 · clone of 1"),
+        ("r=4 my own", "3 · r=4 my own"),
+        ("", "run 3"),
+    ],
+)
+def test_a_run_named_by_what_has_columns_is_shown_by_its_number(js, name, title):
+    row = json.dumps({"id": 3, "name": name})
+
+    shown = js(f"tableTitle({row}, ['peft_config.r', 'training_args.learning_rate'])")
+
+    assert shown == title
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ function refusal(/** @type {Head | null} */ head, /** @type {Row} */ row, /** @t
     if (["stopped", "failed", "completed"].includes(row.status)) return "";
     return row.status === "paused" ? "paused with the experiment: use Resume all" : `the run is ${row.status}`;
   }
-  if (kind === "less" || kind === "more" || kind === "boost") return [...WORKING, "stopped"].includes(row.status) ? "" : `the run is ${row.status}`;
+  if (kind === "less" || kind === "more" || kind === "boost")
+    return [...WORKING, "stopped"].includes(row.status) ? "" : `the run is ${row.status}`;
   return "";
 }
 
@@ -45,20 +46,40 @@ function boosted(/** @type {number} */ weight, /** @type {boolean} */ more) {
 }
 
 /** An op as a line of magic. */
-function magicLine(/** @type {string} */ kind, /** @type {number | null} */ run, /** @type {Record<string, Json>} */ args) {
+function magicLine(
+  /** @type {string} */ kind,
+  /** @type {number | null} */ run,
+  /** @type {Record<string, Json>} */ args,
+) {
   if (kind === "pause_all") return "%rapidfire pause";
   if (kind === "resume_all") return "%rapidfire resume-all";
   if (kind === "boost") return `%rapidfire boost ${run} ${args.weight}`;
   const pairs = Object.entries(kind === "clone" ? args.changes || {} : args).filter(([key]) => key !== "warm");
   const words = pairs.map(([key, value]) => `${key}=${typeof value === "string" ? value : JSON.stringify(value)}`);
-  return ["%rapidfire", kind, run, ...words, kind === "clone" && args.warm ? "--warm" : ""].filter((word) => word !== "").join(" ");
+  return ["%rapidfire", kind, run, ...words, kind === "clone" && args.warm ? "--warm" : ""]
+    .filter((word) => word !== "")
+    .join(" ");
 }
 
 /** An op in words: "Stop run 2". */
 function opWords(/** @type {Sent} */ sent) {
-  const words = { stop: "Stop", resume: "Resume", clone: "Clone", delete: "Delete", undelete: "Bring back", boost: "Boost", pause_all: "Pause all", resume_all: "Resume all" };
+  const words = {
+    stop: "Stop",
+    resume: "Resume",
+    clone: "Clone",
+    delete: "Delete",
+    undelete: "Bring back",
+    boost: "Boost",
+    pause_all: "Pause all",
+    resume_all: "Resume all",
+  };
   const verb = words[/** @type {keyof typeof words} */ (sent.kind)] || sent.kind;
-  const tail = sent.kind === "boost" ? ` to weight ${showNumber(sent.args.weight)}` : sent.kind === "clone" && sent.made !== null ? ` as run ${sent.made}` : "";
+  const tail =
+    sent.kind === "boost"
+      ? ` to weight ${showNumber(sent.args.weight)}`
+      : sent.kind === "clone" && sent.made !== null
+        ? ` as run ${sent.made}`
+        : "";
   return sent.run === null ? verb : `${verb} run ${sent.run}${tail}`;
 }
 
@@ -71,9 +92,11 @@ function opState(/** @type {Sent} */ sent) {
 /** The op that undoes one, or null if there is none (any more). */
 function opposite(/** @type {Sent} */ sent, /** @type {number} */ now) {
   if (sent.status !== "applied" || sent.undone) return null;
-  if (sent.kind === "delete") return now - sent.settled < UNDO_MS ? { kind: "undelete", run: sent.run, args: {} } : null;
+  if (sent.kind === "delete")
+    return now - sent.settled < UNDO_MS ? { kind: "undelete", run: sent.run, args: {} } : null;
   if (sent.kind === "clone") return sent.made === null ? null : { kind: "delete", run: sent.made, args: {} };
-  if (sent.kind === "boost") return sent.before === null ? null : { kind: "boost", run: sent.run, args: { weight: sent.before } };
+  if (sent.kind === "boost")
+    return sent.before === null ? null : { kind: "boost", run: sent.run, args: { weight: sent.before } };
   /** @type {Record<string, string>} */
   const pairs = { stop: "resume", pause_all: "resume_all", resume_all: "pause_all", undelete: "delete" };
   if (sent.kind === "resume" && !Object.keys(sent.args).length) return { kind: "stop", run: sent.run, args: {} };
@@ -89,17 +112,23 @@ function act(view, kind, runs) {
   const rows = runs.map((run) => view.state.rows.get(run)).filter((row) => row && !refusal(view.state.head, row, kind));
   if (!rows.length) {
     const row = view.state.rows.get(runs[0]);
-    if (row) view.say(`${RUN_OPS[/** @type {keyof typeof RUN_OPS} */ (kind)]?.label || kind}: not possible, ${refusal(view.state.head, row, kind)}`);
+    if (row)
+      view.say(
+        `${RUN_OPS[/** @type {keyof typeof RUN_OPS} */ (kind)]?.label || kind}: not possible, ${refusal(view.state.head, row, kind)}`,
+      );
     return [];
   }
-  if (kind === "clone") return view.openClone(/** @type {Row} */ (rows[0]).id), [];
-  if (kind === "resume" && rows.every((row) => row?.status === "completed")) return view.openLonger(rows.map((row) => /** @type {Row} */ (row).id)), [];
+  if (kind === "clone") return (view.openClone(/** @type {Row} */ (rows[0]).id), []);
+  if (kind === "resume" && rows.every((row) => row?.status === "completed"))
+    return (view.openLonger(rows.map((row) => /** @type {Row} */ (row).id)), []);
   const batch = randomId();
   return rows.map((found) => {
     const row = /** @type {Row} */ (found);
     const boost = kind === "less" || kind === "more";
     const args = boost ? { weight: boosted(row.weight, kind === "more") } : {};
-    return Object.assign(view.link.order(view.id, boost ? "boost" : kind, row.id, args, boost ? row.weight : null), { batch });
+    return Object.assign(view.link.order(view.id, boost ? "boost" : kind, row.id, args, boost ? row.weight : null), {
+      batch,
+    });
   });
 }
 
@@ -119,7 +148,11 @@ function actLines(/** @type {View} */ view, /** @type {string} */ kind, /** @typ
 function undo(/** @type {View} */ view, /** @type {Sent[] | null} */ orders = null) {
   const now = performance.now();
   const newest = [...view.link.orders].reverse().find((/** @type {Sent} */ one) => opposite(one, now));
-  const wanted = orders || view.link.orders.filter((/** @type {Sent} */ one) => one === newest || (newest?.batch && one.batch === newest.batch));
+  const wanted =
+    orders ||
+    view.link.orders.filter(
+      (/** @type {Sent} */ one) => one === newest || (newest?.batch && one.batch === newest.batch),
+    );
   const batch = randomId();
   let count = 0;
   for (const one of wanted) {

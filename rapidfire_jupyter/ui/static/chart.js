@@ -14,14 +14,17 @@ function ticks(low, high, count) {
   const unit = [1, 2, 5, 10].find((one) => one * power >= rough * 0.999) || 10;
   const step = unit * power;
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && found.length < 50; i += 1) found.push(i * step || 0);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && found.length < 50; i += 1)
+    found.push(i * step || 0);
   return found;
 }
 
 /** Ticks of an axis of seconds: whole parts of minutes and hours. */
 function clockTicks(/** @type {number} */ low, /** @type {number} */ high, /** @type {number} */ count) {
   const rough = (high - low) / Math.max(1, count);
-  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].find((one) => one >= rough) || 86400 * Math.ceil(rough / 86400);
+  const step =
+    [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400].find((one) => one >= rough) ||
+    86400 * Math.ceil(rough / 86400);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high && found.length < 50; at += step) found.push(at);
   return found;
@@ -47,11 +50,26 @@ function logTicks(/** @type {number} */ low, /** @type {number} */ high, /** @ty
  * @param {number} width @param {number} height in CSS pixels
  */
 function planChart(lines, wish, width, height) {
-  const box = { x: EDGE.left, y: EDGE.top, w: Math.max(20, width - EDGE.left - EDGE.right), h: Math.max(20, height - EDGE.top - EDGE.bottom) };
+  const box = {
+    x: EDGE.left,
+    y: EDGE.top,
+    w: Math.max(20, width - EDGE.left - EDGE.right),
+    h: Math.max(20, height - EDGE.top - EDGE.bottom),
+  };
   const up = wish.log ? (/** @type {number} */ v) => (v > 0 ? Math.log10(v) : NaN) : (/** @type {number} */ v) => v;
-  const xs = wish.zoom ? wish.zoom.x : padded(extent(lines, (line) => line.x), 0);
+  const xs = wish.zoom
+    ? wish.zoom.x
+    : padded(
+        extent(lines, (line) => line.x),
+        0,
+      );
   const within = (/** @type {Line} */ line, /** @type {number} */ i) => line.x[i] >= xs[0] && line.x[i] <= xs[1];
-  const ys = wish.zoom?.y || padded(extent(lines, (line) => line.y, up, within), 0.05);
+  const ys =
+    wish.zoom?.y ||
+    padded(
+      extent(lines, (line) => line.y, up, within),
+      0.05,
+    );
   const toX = (/** @type {number} */ v) => box.x + ((v - xs[0]) / (xs[1] - xs[0])) * box.w;
   const toY = (/** @type {number} */ v) => box.y + box.h - ((up(v) - ys[0]) / (ys[1] - ys[0])) * box.h;
   const xTicks = (wish.x === "time" ? clockTicks : ticks)(xs[0], xs[1], box.w / 90);
@@ -61,7 +79,10 @@ function planChart(lines, wish, width, height) {
     fromX: (/** @type {number} */ px) => xs[0] + ((px - box.x) / box.w) * (xs[1] - xs[0]),
     fromY: (/** @type {number} */ px) => ys[0] + ((box.y + box.h - px) / box.h) * (ys[1] - ys[0]),
     xTicks: xTicks.map((at) => ({ px: toX(at), text: wish.x === "time" ? showClock(at) : tickText(at, xTicks) })),
-    yTicks: yTicks.map((at) => ({ px: box.y + box.h - ((at - ys[0]) / (ys[1] - ys[0])) * box.h, text: wish.log ? showNumber(10 ** at, 3) : tickText(at, yTicks) })),
+    yTicks: yTicks.map((at) => ({
+      px: box.y + box.h - ((at - ys[0]) / (ys[1] - ys[0])) * box.h,
+      text: wish.log ? showNumber(10 ** at, 3) : tickText(at, yTicks),
+    })),
     marks: wish.marks.filter((at) => at > xs[0] && at < xs[1]).map(toX),
   };
 }
@@ -76,7 +97,12 @@ function tickText(/** @type {number} */ at, /** @type {number[]} */ all) {
 }
 
 /** Least and greatest of what lines hold, finite values only; 0 to 1 if there is nothing. */
-function extent(/** @type {Line[]} */ lines, /** @type {(line: Line) => ArrayLike<number>} */ pick, up = (/** @type {number} */ v) => v, within = (/** @type {Line} */ _line, /** @type {number} */ _i) => true) {
+function extent(
+  /** @type {Line[]} */ lines,
+  /** @type {(line: Line) => ArrayLike<number>} */ pick,
+  up = (/** @type {number} */ v) => v,
+  within = (/** @type {Line} */ _line, /** @type {number} */ _i) => true,
+) {
   let [low, high] = [Infinity, -Infinity];
   for (const line of lines) {
     const values = pick(line);
@@ -151,9 +177,11 @@ function drawChart(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type {
     pen.line(box.x, Math.round(tick.px) + 0.5, box.x + box.w, Math.round(tick.px) + 0.5, { color: theme.grid });
     pen.text(tick.text, box.x - 8, tick.px, { color: theme.faint, align: "right" });
   }
-  for (const px of plan.marks) pen.line(Math.round(px) + 0.5, box.y, Math.round(px) + 0.5, box.y + box.h, { color: theme.grid, dash: [2, 3] });
+  for (const px of plan.marks)
+    pen.line(Math.round(px) + 0.5, box.y, Math.round(px) + 0.5, box.y + box.h, { color: theme.grid, dash: [2, 3] });
   pen.line(box.x, box.y + box.h + 0.5, box.x + box.w, box.y + box.h + 0.5, { color: theme.faint, alpha: 0.6 });
-  for (const tick of plan.xTicks) pen.text(tick.text, tick.px, box.y + box.h + 12, { color: theme.faint, align: "center" });
+  for (const tick of plan.xTicks)
+    pen.text(tick.text, tick.px, box.y + box.h + 12, { color: theme.faint, align: "center" });
   pen.text(plan.wish.xTitle, box.x + box.w, box.y + box.h + 26, { color: theme.faint, align: "right" });
   pen.text(plan.wish.yTitle, 4, 6, { color: theme.faint });
   pen.clip(box.x, box.y - 4, box.w + 4, box.h + 8, () => {
@@ -161,20 +189,36 @@ function drawChart(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type {
       const color = slotColor(theme, line.slot);
       const strong = line.slot >= 0;
       if (line.raw && strong) drawLine(pen, plan, line, line.raw, { color, width: 1, alpha: 0.25 });
-      drawLine(pen, plan, line, line.y, { color, width: strong ? 1.75 : 1, alpha: strong ? 1 : 0.45, dash: line.dashed ? [5, 3] : undefined });
+      drawLine(pen, plan, line, line.y, {
+        color,
+        width: strong ? 1.75 : 1,
+        alpha: strong ? 1 : 0.45,
+        dash: line.dashed ? [5, 3] : undefined,
+      });
       drawBroken(pen, plan, line, color);
     }
   });
   drawLabels(pen, plan, theme);
 }
 
-function drawLine(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type {Line} */ line, /** @type {ArrayLike<number>} */ y, /** @type {Ink} */ ink) {
+function drawLine(
+  /** @type {Pen} */ pen,
+  /** @type {Plan} */ plan,
+  /** @type {Line} */ line,
+  /** @type {ArrayLike<number>} */ y,
+  /** @type {Ink} */ ink,
+) {
   const { points, count } = toPixels(line.x, y, plan.toX, plan.toY);
   pen.path(points, count, ink);
 }
 
 /** Values that were logged and are no numbers: crosses at the upper edge. */
-function drawBroken(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type {Line} */ line, /** @type {string} */ color) {
+function drawBroken(
+  /** @type {Pen} */ pen,
+  /** @type {Plan} */ plan,
+  /** @type {Line} */ line,
+  /** @type {string} */ color,
+) {
   let left = 200;
   for (let i = 0; i < line.y.length && left > 0; i += 1) {
     if (Number.isFinite(line.y[i])) continue;
@@ -195,12 +239,14 @@ function drawLabels(/** @type {Pen} */ pen, /** @type {Plan} */ plan, /** @type 
     while (last >= 0 && !Number.isFinite(plan.toY(line.y[last]))) last -= 1;
     if (last < 0 || line.x[last] < plan.xs[0]) continue;
     const py = plan.toY(line.y[last]);
-    if (py >= plan.box.y - 6 && py <= plan.box.y + plan.box.h + 6) labels.push({ text: line.label, px: plan.toX(line.x[last]) + 6, py, color: slotColor(theme, line.slot) });
+    if (py >= plan.box.y - 6 && py <= plan.box.y + plan.box.h + 6)
+      labels.push({ text: line.label, px: plan.toX(line.x[last]) + 6, py, color: slotColor(theme, line.slot) });
   }
   labels.sort((a, b) => a.py - b.py);
   for (let i = 1; i < labels.length; i += 1)
     for (let j = 0; j < i; j += 1)
-      if (Math.abs(labels[i].px - labels[j].px) < 18 && labels[i].py - labels[j].py < 12) labels[i].py = labels[j].py + 12;
+      if (Math.abs(labels[i].px - labels[j].px) < 18 && labels[i].py - labels[j].py < 12)
+        labels[i].py = labels[j].py + 12;
   let floor = plan.box.y + plan.box.h + 4;
   for (const one of [...labels].reverse()) {
     one.py = Math.min(one.py, floor);

@@ -11,7 +11,17 @@ function createClone(view, run) {
   const row = view.state.rows.get(run);
   const title = `Clone ${row ? runTitle(row) : `run ${run}`}`;
   const body = h("div", { class: "rf-formbody" }, h("p", { class: "rf-faint" }, "Reading its hyperparameters…"));
-  const element = h("section", { class: "rf-form", "aria-label": title }, h("header", null, h("h3", { class: "rf-cut", title }, title), button("Close", "close", () => view.closeForm())), body);
+  const element = h(
+    "section",
+    { class: "rf-form", "aria-label": title },
+    h(
+      "header",
+      null,
+      h("h3", { class: "rf-cut", title }, title),
+      button("Close", "close", () => view.closeForm()),
+    ),
+    body,
+  );
   /** @type {ReturnType<typeof cloneBody> | null} */
   let inner = null;
   view.ask("form", { run }).then(
@@ -27,20 +37,44 @@ function createClone(view, run) {
 }
 
 /** The form itself, once its fields are known. */
-function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @type {Field[]} */ fields, /** @type {string} */ noWarm) {
+function cloneBody(
+  /** @type {View} */ view,
+  /** @type {number} */ run,
+  /** @type {Field[]} */ fields,
+  /** @type {string} */ noWarm,
+) {
   const byPath = new Map(fields.map((field) => [field.path, field]));
   const name = randomId();
   const controls = fields.map((field, index) => makeField(field, `rf-${name}-${index}`, () => changed()));
-  const warm = h("input", { type: "radio", name, checked: !noWarm, disabled: noWarm ? true : null, onchange: () => changed() });
+  const warm = h("input", {
+    type: "radio",
+    name,
+    checked: !noWarm,
+    disabled: noWarm ? true : null,
+    onchange: () => changed(),
+  });
   const cold = h("input", { type: "radio", name, checked: Boolean(noWarm), onchange: () => changed() });
   const warmNote = h("p", { class: "rf-note" });
   const diff = h("ul", { class: "rf-diff" });
   const errors = h("div", { class: "rf-error", role: "alert" });
   const line = h("code", { class: "rf-line rf-cut" });
-  const copy = button("Copy as magic", "copy", () => void copyText(lines.join("\n")).then((done) => view.say(done ? "copied" : "this page may not copy")));
+  const copy = button(
+    "Copy as magic",
+    "copy",
+    () => void copyText(lines.join("\n")).then((done) => view.say(done ? "copied" : "this page may not copy")),
+  );
   const submit = button("Create clone", "clone", () => send(), { text: "Create clone", class: "rf-button rf-primary" });
-  const plot = createPlot({ label: "Learning rate of the parent and of the clones by step", hover: (found, at) => [found.title, `step ${showNumber(found.x[at])}`, `learning rate ${showNumber(found.y[at])}`], zoomed: () => undefined });
-  const preview = h("figure", { class: "rf-preview" }, h("figcaption", null, "Learning rate it will follow"), plot.element);
+  const plot = createPlot({
+    label: "Learning rate of the parent and of the clones by step",
+    hover: (found, at) => [found.title, `step ${showNumber(found.x[at])}`, `learning rate ${showNumber(found.y[at])}`],
+    zoomed: () => undefined,
+  });
+  const preview = h(
+    "figure",
+    { class: "rf-preview" },
+    h("figcaption", null, "Learning rate it will follow"),
+    plot.element,
+  );
   preview.hidden = true;
   /** @type {string[]} */
   let lines = [];
@@ -48,20 +82,46 @@ function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @typ
   let wanted = [];
   let [timer, turn, good] = [0, 0, false];
 
-  const groups = [...new Set(fields.map((field) => field.group))].map((group) => makeGroup(group, controls.filter((one) => one.field.group === group)));
+  const groups = [...new Set(fields.map((field) => field.group))].map((group) =>
+    makeGroup(
+      group,
+      controls.filter((one) => one.field.group === group),
+    ),
+  );
   const side = h(
     "div",
     { class: "rf-side" },
-    h("fieldset", { class: "rf-start" }, h("legend", null, "Start"), h("label", null, warm, "Warm: from the parent's weights, optimizer and place in the data"), h("label", null, cold, "Cold: from step 0"), warmNote),
+    h(
+      "fieldset",
+      { class: "rf-start" },
+      h("legend", null, "Start"),
+      h("label", null, warm, "Warm: from the parent's weights, optimizer and place in the data"),
+      h("label", null, cold, "Cold: from step 0"),
+      warmNote,
+    ),
     h("h4", null, "Changes"),
     diff,
     errors,
     preview,
     h("div", { class: "rf-pair" }, line, copy),
-    h("div", { class: "rf-pair" }, submit, button("Cancel", "", () => view.closeForm(), { text: "Cancel" })),
+    h(
+      "div",
+      { class: "rf-pair" },
+      submit,
+      button("Cancel", "", () => view.closeForm(), { text: "Cancel" }),
+    ),
   );
-  const hint = h("p", { class: "rf-note" }, "Several values make several clones: numbers with commas, texts and lists with | between them.");
-  const element = h("form", { class: "rf-clone", onsubmit: (/** @type {Event} */ event) => (event.preventDefault(), send()) }, h("div", { class: "rf-fields" }, hint, groups), side);
+  const hint = h(
+    "p",
+    { class: "rf-note" },
+    "Several values make several clones: numbers with commas, texts and lists with | between them.",
+  );
+  const element = h(
+    "form",
+    { class: "rf-clone", onsubmit: (/** @type {Event} */ event) => (event.preventDefault(), send()) },
+    h("div", { class: "rf-fields" }, hint, groups),
+    side,
+  );
 
   /** Values given, by path, of fields that differ from the parent; null if something cannot be read. */
   function given() {
@@ -82,19 +142,32 @@ function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @typ
     turn += 1;
     good = false;
     window.clearTimeout(timer);
-    diff.replaceChildren(...(found && found.size ? [...found].map(([path, values]) => diffItem(path, values)) : [h("li", { class: "rf-faint" }, found ? "none: the same hyperparameters again" : "a field cannot be read")]));
+    diff.replaceChildren(
+      ...(found && found.size
+        ? [...found].map(([path, values]) => diffItem(path, values))
+        : [h("li", { class: "rf-faint" }, found ? "none: the same hyperparameters again" : "a field cannot be read")]),
+    );
     setText(errors, "");
     setText(warmNote, noWarm ? `Warm is not possible: ${noWarm}` : "");
     update();
     if (!found) return;
     const count = countCombinations(found);
-    if (count > MOST_CLONES) return setText(errors, `at most ${MOST_CLONES} clones at once, these values make ${count}; give fewer`);
+    if (count > MOST_CLONES)
+      return setText(errors, `at most ${MOST_CLONES} clones at once, these values make ${count}; give fewer`);
     wanted = combinations(found).map((changes) => onlyChanged(changes, byPath));
     timer = window.setTimeout(() => void check(turn), CHECK_MS);
   }
 
   function diffItem(/** @type {string} */ path, /** @type {Json[]} */ values) {
-    return h("li", null, h("span", { title: path }, shortName(path)), " ", h("del", null, fieldText(byPath.get(path)?.value)), " → ", values.map((value, index) => [index > 0 && " | ", h("ins", null, fieldText(value))]));
+    return h(
+      "li",
+      null,
+      h("span", { title: path }, shortName(path)),
+      " ",
+      h("del", null, fieldText(byPath.get(path)?.value)),
+      " → ",
+      values.map((value, index) => [index > 0 && " | ", h("ins", null, fieldText(value))]),
+    );
   }
 
   /** Has the kernel check every clone; nothing happens if the form was changed meanwhile. */
@@ -102,7 +175,9 @@ function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @typ
     /** @type {any[]} */
     let answers;
     try {
-      answers = (await Promise.all(wanted.map((changes) => view.ask("check", { run, changes, warm: warm.checked })))).map((one) => one.data);
+      answers = (
+        await Promise.all(wanted.map((changes) => view.ask("check", { run, changes, warm: warm.checked })))
+      ).map((one) => one.data);
     } catch (error) {
       if (mine === turn) setText(errors, /** @type {Error} */ (error).message);
       return;
@@ -111,7 +186,9 @@ function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @typ
     const found = answers.map((one) => one.errors).find((one) => Object.keys(one).length) || {};
     const known = controls.filter((one) => found[one.field.path]);
     for (const one of known) one.tell(found[one.field.path], true);
-    const rest = Object.entries(found).filter(([path]) => !byPath.has(path)).map(([, text]) => text);
+    const rest = Object.entries(found)
+      .filter(([path]) => !byPath.has(path))
+      .map(([, text]) => text);
     const cannot = answers.map((one) => one.warm).find(Boolean) || "";
     if (warm.checked && cannot) rest.push(`these changes cannot start warm: ${cannot}; choose cold`);
     if (!noWarm) setText(warmNote, !warm.checked && cannot ? `Warm would not be possible: ${cannot}` : "");
@@ -125,17 +202,46 @@ function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @typ
 
   async function showSchedule(/** @type {number} */ mine) {
     const shown = wanted.slice(0, 4);
-    const answers = await Promise.all(shown.map((changes) => view.ask("schedule", { run, changes, warm: warm.checked }))).catch(() => []);
+    const answers = await Promise.all(
+      shown.map((changes) => view.ask("schedule", { run, changes, warm: warm.checked })),
+    ).catch(() => []);
     if (mine !== turn) return;
     preview.hidden = !answers.length;
     if (!answers.length) return;
     const line = (/** @type {any} */ data, /** @type {string} */ key, /** @type {number} */ index) => {
-      const kept = data.steps.map((/** @type {number} */ step, /** @type {number} */ i) => [step, toNumber(data[key][i])]).filter((/** @type {number[]} */ one) => !Number.isNaN(one[1]));
-      const [x, y] = [kept.map((/** @type {number[]} */ one) => one[0]), kept.map((/** @type {number[]} */ one) => one[1])];
-      return { run: index, title: index < 0 ? "parent" : `clone ${index + 1}`, slot: index, dashed: index >= 0 && warm.checked, x, y, raw: null, at: x, epochs: x, label: index < 0 ? "" : String(index + 1) };
+      const kept = data.steps
+        .map((/** @type {number} */ step, /** @type {number} */ i) => [step, toNumber(data[key][i])])
+        .filter((/** @type {number[]} */ one) => !Number.isNaN(one[1]));
+      const [x, y] = [
+        kept.map((/** @type {number[]} */ one) => one[0]),
+        kept.map((/** @type {number[]} */ one) => one[1]),
+      ];
+      return {
+        run: index,
+        title: index < 0 ? "parent" : `clone ${index + 1}`,
+        slot: index,
+        dashed: index >= 0 && warm.checked,
+        x,
+        y,
+        raw: null,
+        at: x,
+        epochs: x,
+        label: index < 0 ? "" : String(index + 1),
+      };
     };
     const all = [line(answers[0].data, "parent", -1), ...answers.map((one, index) => line(one.data, "clone", index))];
-    plot.show(all, { x: "step", log: false, zoom: null, marks: warm.checked ? [answers[0].data.from_step] : [], xTitle: "step", yTitle: "" }, view.theme);
+    plot.show(
+      all,
+      {
+        x: "step",
+        log: false,
+        zoom: null,
+        marks: warm.checked ? [answers[0].data.from_step] : [],
+        xTitle: "step",
+        yTitle: "",
+      },
+      view.theme,
+    );
   }
 
   function update() {
@@ -152,20 +258,33 @@ function cloneBody(/** @type {View} */ view, /** @type {number} */ run, /** @typ
   function send() {
     if (!good || locked(view.state.head)) return;
     const batch = randomId();
-    for (const changes of wanted) Object.assign(view.link.order(view.id, "clone", run, { changes, warm: warm.checked }), { batch });
+    for (const changes of wanted)
+      Object.assign(view.link.order(view.id, "clone", run, { changes, warm: warm.checked }), { batch });
     view.closeForm();
   }
 
   changed();
-  return { element, update, focus: () => element.querySelector("input:not([type=radio])")?.focus(), destroy: () => (window.clearTimeout(timer), (turn += 1), plot.destroy()) };
+  return {
+    element,
+    update,
+    focus: () => element.querySelector("input:not([type=radio])")?.focus(),
+    destroy: () => (window.clearTimeout(timer), (turn += 1), plot.destroy()),
+  };
 }
 
 /** One field with its label, note and error. */
 function makeField(/** @type {Field} */ field, /** @type {string} */ id, /** @type {() => void} */ changed) {
   const { control, read, reset } = makeControl(field, id, changed);
   const single = control.matches("input") || control.querySelector("input[type=text]");
-  const label = h(single ? "label" : "span", { class: "rf-label rf-cut", id: `${id}-label`, for: single ? id : null, title: field.path }, field.label);
-  const back = button(`Set ${field.label} back`, "undo", () => (reset(), changed()), { class: "rf-button rf-only rf-back", hidden: true });
+  const label = h(
+    single ? "label" : "span",
+    { class: "rf-label rf-cut", id: `${id}-label`, for: single ? id : null, title: field.path },
+    field.label,
+  );
+  const back = button(`Set ${field.label} back`, "undo", () => (reset(), changed()), {
+    class: "rf-button rf-only rf-back",
+    hidden: true,
+  });
   const note = h("span", { class: "rf-fieldnote rf-cut", id: `${id}-note`, title: field.note }, field.note);
   const element = h("div", { class: "rf-field" }, h("div", { class: "rf-labelrow" }, label, back), control, note);
   let differs = false;
@@ -188,23 +307,61 @@ function makeField(/** @type {Field} */ field, /** @type {string} */ id, /** @ty
 function makeGroup(/** @type {string} */ group, /** @type {ReturnType<typeof makeField>[]} */ members) {
   const given = members.filter((one) => one.field.given).map((one) => one.element);
   const others = members.filter((one) => !one.field.given).map((one) => one.element);
-  return h("fieldset", { class: "rf-group" }, h("legend", null, group), h("div", { class: "rf-fieldgrid" }, given), others.length > 0 && h("details", null, h("summary", null, `${others.length} more, with their defaults`), h("div", { class: "rf-fieldgrid" }, others)));
+  return h(
+    "fieldset",
+    { class: "rf-group" },
+    h("legend", null, group),
+    h("div", { class: "rf-fieldgrid" }, given),
+    others.length > 0 &&
+      h(
+        "details",
+        null,
+        h("summary", null, `${others.length} more, with their defaults`),
+        h("div", { class: "rf-fieldgrid" }, others),
+      ),
+  );
 }
 
 /** The form to train finished runs longer. */
 function createLonger(/** @type {View} */ view, /** @type {number[]} */ runs) {
-  const what = h("select", { "aria-label": "Measure" }, h("option", { value: "num_train_epochs" }, "epochs in all"), h("option", { value: "max_steps" }, "steps in all"));
+  const what = h(
+    "select",
+    { "aria-label": "Measure" },
+    h("option", { value: "num_train_epochs" }, "epochs in all"),
+    h("option", { value: "max_steps" }, "steps in all"),
+  );
   const amount = h("input", { type: "number", min: "0", step: "any", value: "2", "aria-label": "How much" });
   const error = h("p", { class: "rf-error", role: "alert" });
   function send(/** @type {Event} */ event) {
     event.preventDefault();
     const value = Number(amount.value);
-    if (!(value > 0) || (what.value === "max_steps" && !Number.isInteger(value))) return setText(error, `must be a ${what.value === "max_steps" ? "whole " : ""}number above 0, got ${amount.value || "nothing"}`);
+    if (!(value > 0) || (what.value === "max_steps" && !Number.isInteger(value)))
+      return setText(
+        error,
+        `must be a ${what.value === "max_steps" ? "whole " : ""}number above 0, got ${amount.value || "nothing"}`,
+      );
     const batch = randomId();
     for (const run of runs) Object.assign(view.link.order(view.id, "resume", run, { [what.value]: value }), { batch });
     view.closeForm();
   }
   const title = runs.length > 1 ? `Train ${runs.length} finished runs longer` : `Train run ${runs[0]} longer`;
-  const element = h("section", { class: "rf-form", "aria-label": title }, h("header", null, h("h3", null, title), button("Close", "close", () => view.closeForm())), h("form", { class: "rf-longer", onsubmit: send }, amount, what, h("button", { type: "submit", class: "rf-button rf-primary" }, "Train longer"), error));
+  const element = h(
+    "section",
+    { class: "rf-form", "aria-label": title },
+    h(
+      "header",
+      null,
+      h("h3", null, title),
+      button("Close", "close", () => view.closeForm()),
+    ),
+    h(
+      "form",
+      { class: "rf-longer", onsubmit: send },
+      amount,
+      what,
+      h("button", { type: "submit", class: "rf-button rf-primary" }, "Train longer"),
+      error,
+    ),
+  );
   return { element, update: () => undefined, destroy: () => undefined, focus: () => amount.focus() };
 }

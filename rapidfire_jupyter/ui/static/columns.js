@@ -5,7 +5,10 @@ const TIMINGS = /(_runtime|_per_second|_steps_per_second|_samples_per_second)$/;
 
 /** Metrics that have a column: the losses, what evaluations gave, and the one that is drawn. */
 function columnMetrics(/** @type {Head} */ head, /** @type {string} */ drawn) {
-  return head.metrics.filter((name) => name === drawn || name === "loss" || name === "train_loss" || (name.startsWith("eval_") && !TIMINGS.test(name)));
+  return head.metrics.filter(
+    (name) =>
+      name === drawn || name === "loss" || name === "train_loss" || (name.startsWith("eval_") && !TIMINGS.test(name)),
+  );
 }
 
 /**
@@ -17,19 +20,53 @@ function columnsOf(state, drawn) {
   const head = state.head;
   if (!head) return [];
   const rows = [...state.rows.values()];
-  const numeric = (/** @type {string} */ name) => rows.every((row) => row.params[name] === undefined || typeof row.params[name] === "number");
-  const wide = (/** @type {string} */ title, /** @type {string[]} */ texts) => Math.round(Math.min(180, Math.max(56, 6.6 * Math.max(title.length, ...texts.map((text) => text.length)) + 22)));
+  const numeric = (/** @type {string} */ name) =>
+    rows.every((row) => row.params[name] === undefined || typeof row.params[name] === "number");
+  const wide = (/** @type {string} */ title, /** @type {string[]} */ texts) =>
+    Math.round(Math.min(180, Math.max(56, 6.6 * Math.max(title.length, ...texts.map((text) => text.length)) + 22)));
   /** @type {Column[]} */
   const columns = [
-    { key: "status", title: "Status", hint: "", number: false, width: 114, sort: (row) => row.status, text: (row) => row.status },
-    { key: "progress", title: "Progress", hint: "", number: false, width: 112, sort: (row) => row.progress, text: (row) => showShare(row.progress) },
-    { key: "eta", title: "ETA", hint: "Time left for this run", number: true, width: 68, sort: (row) => row.eta_s ?? NaN, text: (row) => showDuration(row.eta_s) },
+    {
+      key: "status",
+      title: "Status",
+      hint: "",
+      number: false,
+      width: 114,
+      sort: (row) => row.status,
+      text: (row) => row.status,
+    },
+    {
+      key: "progress",
+      title: "Progress",
+      hint: "",
+      number: false,
+      width: 112,
+      sort: (row) => row.progress,
+      text: (row) => showShare(row.progress),
+    },
+    {
+      key: "eta",
+      title: "ETA",
+      hint: "Time left for this run",
+      number: true,
+      width: 68,
+      sort: (row) => row.eta_s ?? NaN,
+      text: (row) => showDuration(row.eta_s),
+    },
   ];
   for (const name of head.varying) {
     const title = shortName(name);
     const text = (/** @type {Row} */ row) => (name in row.params ? showValue(row.params[name]) : NONE);
     const number = numeric(name);
-    columns.push({ key: `p:${name}`, title, hint: name, number, width: wide(title, rows.map(text)), sort: (row) => (number ? (row.params[name] ?? NaN) : text(row)), text });
+    columns.push({
+      key: `p:${name}`,
+      title,
+      hint: name,
+      number,
+      width: wide(title, rows.map(text)),
+      sort: (row) => (number ? (row.params[name] ?? NaN) : text(row)),
+      text,
+    });
   }
   for (const name of columnMetrics(head, drawn))
     columns.push({
@@ -37,9 +74,25 @@ function columnsOf(state, drawn) {
       sort: (row) => toNumber(row.last[name]),
       text: (row) => (row.last[name] === undefined ? NONE : showNumber(row.last[name])),
     });
-  columns.push({ key: "weight", title: "Weight", hint: "Chunks for each chunk of a run of weight 1", number: true, width: 68, sort: (row) => row.weight, text: (row) => showNumber(row.weight) });
+  columns.push({
+    key: "weight",
+    title: "Weight",
+    hint: "Chunks for each chunk of a run of weight 1",
+    number: true,
+    width: 68,
+    sort: (row) => row.weight,
+    text: (row) => showNumber(row.weight),
+  });
   if (rows.some((row) => row.parent !== null))
-    columns.push({ key: "parent", title: "Parent", hint: "The run it was cloned from", number: false, width: 76, sort: (row) => row.parent ?? NaN, text: (row) => (row.parent === null ? NONE : `${row.parent} ${row.warm ? "warm" : "cold"}`) });
+    columns.push({
+      key: "parent",
+      title: "Parent",
+      hint: "The run it was cloned from",
+      number: false,
+      width: 76,
+      sort: (row) => row.parent ?? NaN,
+      text: (row) => (row.parent === null ? NONE : `${row.parent} ${row.warm ? "warm" : "cold"}`),
+    });
   return columns;
 }
 
@@ -49,16 +102,22 @@ function columnsOf(state, drawn) {
  */
 function listed(state, wish, columns, gone) {
   const words = wish.filter.toLowerCase().split(/\s+/).filter(Boolean);
-  const rows = [...state.rows.values()].filter((row) => !gone(row) && words.every((word) => searchText(row).includes(word)));
+  const rows = [...state.rows.values()].filter(
+    (row) => !gone(row) && words.every((word) => searchText(row).includes(word)),
+  );
   const column = columns.find((one) => one.key === wish.sort.key);
   const value = column ? column.sort : (/** @type {Row} */ row) => row.id;
   const sign = wish.sort.down ? -1 : 1;
-  return rows.map((row) => ({ row, value: value(row) })).sort((a, b) => compare(a.value, b.value, sign) || a.row.id - b.row.id).map((one) => one.row);
+  return rows
+    .map((row) => ({ row, value: value(row) }))
+    .sort((a, b) => compare(a.value, b.value, sign) || a.row.id - b.row.id)
+    .map((one) => one.row);
 }
 
 /** Orders two values; no value (NaN) is last either way. */
 function compare(/** @type {number | string} */ a, /** @type {number | string} */ b, /** @type {number} */ sign) {
-  if (typeof a === "string" || typeof b === "string") return sign * String(a).localeCompare(String(b), undefined, { numeric: true });
+  if (typeof a === "string" || typeof b === "string")
+    return sign * String(a).localeCompare(String(b), undefined, { numeric: true });
   if (Number.isNaN(a) || Number.isNaN(b)) return Number(Number.isNaN(a)) - Number(Number.isNaN(b));
   return a === b ? 0 : sign * (a < b ? -1 : 1);
 }

@@ -21,9 +21,30 @@ function createConfig(view) {
   const right = runChoice(view, "Compared with", () => void load());
   const only = h("input", { type: "checkbox", checked: true, onchange: () => draw() });
   const body = h("tbody");
-  const heads = [h("th", { scope: "col" }, "Hyperparameter"), h("th", { scope: "col" }, ""), h("th", { scope: "col" }, "")];
+  const heads = [
+    h("th", { scope: "col" }, "Hyperparameter"),
+    h("th", { scope: "col" }, ""),
+    h("th", { scope: "col" }, ""),
+  ];
   const empty = h("p", { class: "rf-empty rf-still" });
-  const element = h("div", { class: "rf-pane" }, h("div", { class: "rf-tools" }, left.select, h("span", { class: "rf-note" }, "compared with"), right.select, h("label", null, only, "Only what differs")), h("div", { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "Config" }, h("table", { class: "rf-list rf-config" }, h("thead", null, h("tr", null, heads)), body), empty));
+  const element = h(
+    "div",
+    { class: "rf-pane" },
+    h(
+      "div",
+      { class: "rf-tools" },
+      left.select,
+      h("span", { class: "rf-note" }, "compared with"),
+      right.select,
+      h("label", null, only, "Only what differs"),
+    ),
+    h(
+      "div",
+      { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "Config" },
+      h("table", { class: "rf-list rf-config" }, h("thead", null, h("tr", null, heads)), body),
+      empty,
+    ),
+  );
   /** @type {Map<number, Record<string, Json>>} */
   const known = new Map();
   let error = "";
@@ -46,7 +67,17 @@ function createConfig(view) {
     setText(heads[1], a === null ? "" : `run ${a}`);
     setText(heads[2], other ? `run ${b}` : "");
     const rows = one ? diffRows(one, other).filter((row) => row.differs || !only.checked || !other) : [];
-    body.replaceChildren(...rows.map((row) => h("tr", { class: row.differs ? "rf-differs" : null }, h("th", { scope: "row" }, row.path), h("td", null, row.left), h("td", null, row.right))));
+    body.replaceChildren(
+      ...rows.map((row) =>
+        h(
+          "tr",
+          { class: row.differs ? "rf-differs" : null },
+          h("th", { scope: "row" }, row.path),
+          h("td", null, row.left),
+          h("td", null, row.right),
+        ),
+      ),
+    );
     setText(empty, error || (rows.length ? "" : one ? "No hyperparameter differs." : "Reading…"));
     empty.hidden = !empty.textContent;
   }

@@ -33,13 +33,21 @@ function highlight(state, wish, before) {
 }
 
 /** The best runs of a metric; those highlighted before are kept unless one of them fell far behind. */
-function bestRuns(/** @type {State} */ state, /** @type {number[]} */ alive, /** @type {string} */ metric, /** @type {Map<number, number>} */ before) {
+function bestRuns(
+  /** @type {State} */ state,
+  /** @type {number[]} */ alive,
+  /** @type {string} */ metric,
+  /** @type {Map<number, number>} */ before,
+) {
   const sign = state.head?.lower_is_better[metric] === false ? -1 : 1;
   const rank = (/** @type {number} */ run) => {
     const value = sign * toNumber(state.rows.get(run)?.last[metric]);
     return Number.isNaN(value) ? Infinity : value;
   };
-  const order = alive.map((run) => ({ run, value: rank(run) })).sort((a, b) => a.value - b.value || a.run - b.run).map((one) => one.run);
+  const order = alive
+    .map((run) => ({ run, value: rank(run) }))
+    .sort((a, b) => a.value - b.value || a.run - b.run)
+    .map((one) => one.run);
   const near = new Set(order.slice(0, MOST_COLORED * 2));
   const kept = order.filter((run) => before.has(run) && near.has(run));
   const added = order.filter((run) => !kept.includes(run)).slice(0, Math.max(0, MOST_COLORED - kept.length));
@@ -67,7 +75,10 @@ function isShown(/** @type {State} */ state, /** @type {Wish} */ wish, /** @type
 
 /** One run's line; a warm clone's begins with the point of its parent where it was made. */
 function lineOf(
-  /** @type {State} */ state, /** @type {Wish} */ wish, /** @type {Map<number, number>} */ slots, /** @type {number} */ run,
+  /** @type {State} */ state,
+  /** @type {Wish} */ wish,
+  /** @type {Map<number, number>} */ slots,
+  /** @type {number} */ run,
   /** @type {Map<number, Line | null>} */ made,
 ) {
   const known = made.get(run);
@@ -80,7 +91,12 @@ function lineOf(
   const first = parent ? lastUpTo(parent.at, row.clone_step ?? 0) : -1;
   const extra = parent && first >= 0 ? 1 : 0;
   const count = curve.n + extra;
-  const [x, raw, at, epochs] = [new Float64Array(count), new Float64Array(count), new Float64Array(count), new Float64Array(count)];
+  const [x, raw, at, epochs] = [
+    new Float64Array(count),
+    new Float64Array(count),
+    new Float64Array(count),
+    new Float64Array(count),
+  ];
   if (parent && extra) {
     [x[0], at[0], epochs[0]] = [parent.x[first], parent.at[first], parent.epochs[first]];
     raw[0] = (parent.raw || parent.y)[first];
@@ -95,7 +111,18 @@ function lineOf(
   }
   const y = wish.smooth > 0 ? smooth(raw, wish.smooth, parent && extra ? parent.y[first] : null) : raw;
   /** @type {Line} */
-  const line = { run, title: runTitle(row), slot: slots.get(run) ?? -1, dashed: row.warm, x, y, raw: wish.smooth > 0 ? raw : null, at, epochs, label: String(run) };
+  const line = {
+    run,
+    title: runTitle(row),
+    slot: slots.get(run) ?? -1,
+    dashed: row.warm,
+    x,
+    y,
+    raw: wish.smooth > 0 ? raw : null,
+    at,
+    epochs,
+    label: String(run),
+  };
   made.set(run, line);
   return line;
 }

@@ -6,7 +6,19 @@ function createData(view) {
   const choice = runChoice(view, "Run", () => void peek());
   const batch = h("div", { class: "rf-batch" });
   const balance = h("div");
-  const element = h("div", { class: "rf-pane" }, h("div", { class: "rf-tools" }, h("strong", null, "First batch of"), choice.select, h("span", { class: "rf-note" }, "Marked text is what the loss is computed on")), h("div", { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "First batch" }, batch), balance);
+  const element = h(
+    "div",
+    { class: "rf-pane" },
+    h(
+      "div",
+      { class: "rf-tools" },
+      h("strong", null, "First batch of"),
+      choice.select,
+      h("span", { class: "rf-note" }, "Marked text is what the loss is computed on"),
+    ),
+    h("div", { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "First batch" }, batch),
+    balance,
+  );
   let asked = false;
 
   async function peek() {
@@ -16,7 +28,19 @@ function createData(view) {
     try {
       const { data } = await view.ask("peek", { run });
       if (run !== choice.run()) return;
-      batch.replaceChildren(h("ol", null, data.rows.map((/** @type {any[]} */ row) => h("li", null, row.map((part) => h(part.learned ? "mark" : "span", null, part.text))))));
+      batch.replaceChildren(
+        h(
+          "ol",
+          null,
+          data.rows.map((/** @type {any[]} */ row) =>
+            h(
+              "li",
+              null,
+              row.map((part) => h(part.learned ? "mark" : "span", null, part.text)),
+            ),
+          ),
+        ),
+      );
     } catch (error) {
       batch.replaceChildren(h("p", { class: "rf-error" }, /** @type {Error} */ (error).message));
     }
@@ -32,7 +56,11 @@ function createData(view) {
       balance.replaceChildren(h("p", { class: "rf-error" }, /** @type {Error} */ (error).message));
     }
   }
-  return { element, update: () => void (choice.update() && peek()), show: () => (choice.update(), void peek(), void readBalance()) };
+  return {
+    element,
+    update: () => void (choice.update() && peek()),
+    show: () => (choice.update(), void peek(), void readBalance()),
+  };
 }
 
 /** Rows, tokens and groups of each chunk, with bars. */
@@ -50,8 +78,32 @@ function balanceTable(/** @type {{rows: number, tokens: number | null, groups: R
     h(
       "table",
       { class: "rf-list rf-slim" },
-      h("thead", null, h("tr", null, ["Chunk", "Rows", "Tokens", "", ...groups].map((text) => h(text ? "th" : "td", { scope: text ? "col" : null }, text)))),
-      h("tbody", null, chunks.map((chunk, index) => h("tr", null, h("td", { class: "rf-number" }, index + 1), h("td", { class: "rf-number" }, showNumber(chunk.rows)), h("td", { class: "rf-number" }, showNumber(chunk.tokens)), h("td", { style: "width:160px;vertical-align:middle" }, bar((chunk.tokens || chunk.rows) / most)), groups.map((group) => h("td", { class: "rf-number" }, showShare(chunk.groups?.[group] || 0)))))),
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          ["Chunk", "Rows", "Tokens", "", ...groups].map((text) =>
+            h(text ? "th" : "td", { scope: text ? "col" : null }, text),
+          ),
+        ),
+      ),
+      h(
+        "tbody",
+        null,
+        chunks.map((chunk, index) =>
+          h(
+            "tr",
+            null,
+            h("td", { class: "rf-number" }, index + 1),
+            h("td", { class: "rf-number" }, showNumber(chunk.rows)),
+            h("td", { class: "rf-number" }, showNumber(chunk.tokens)),
+            h("td", { style: "width:160px;vertical-align:middle" }, bar((chunk.tokens || chunk.rows) / most)),
+            groups.map((group) => h("td", { class: "rf-number" }, showShare(chunk.groups?.[group] || 0))),
+          ),
+        ),
+      ),
     ),
   );
 }

@@ -31,7 +31,8 @@ function h(tag, given, ...children) {
   for (const [name, value] of Object.entries(given || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "value" || name === "checked" || name === "selected" || name === "indeterminate") element[name] = value;
+    else if (name === "value" || name === "checked" || name === "selected" || name === "indeterminate")
+      element[name] = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
@@ -45,7 +46,13 @@ function h(tag, given, ...children) {
 function icon(name) {
   const svg = document.createElementNS(SVG, "svg");
   const path = document.createElementNS(SVG, "path");
-  for (const [key, value] of Object.entries({ viewBox: "0 0 16 16", width: "14", height: "14", "aria-hidden": "true", class: "rf-icon" }))
+  for (const [key, value] of Object.entries({
+    viewBox: "0 0 16 16",
+    width: "14",
+    height: "14",
+    "aria-hidden": "true",
+    class: "rf-icon",
+  }))
     svg.setAttribute(key, value);
   path.setAttribute("d", ICONS[name]);
   svg.append(path);
@@ -63,7 +70,14 @@ function button(label, symbol, act, given = {}) {
   const { text, ...rest } = given;
   return h(
     "button",
-    { type: "button", class: text ? "rf-button" : "rf-button rf-only", "aria-label": text === label ? null : label, title: text === label ? null : label, onclick: act, ...rest },
+    {
+      type: "button",
+      class: text ? "rf-button" : "rf-button rf-only",
+      "aria-label": text === label ? null : label,
+      title: text === label ? null : label,
+      onclick: act,
+      ...rest,
+    },
     symbol && icon(symbol),
     text,
   );

@@ -5,10 +5,40 @@ const MOST_LISTED = 300;
 
 /** The tab of events. */
 function createEvents(/** @type {View} */ view) {
-  const which = h("select", { "aria-label": "Which events", onchange: () => update(true) }, h("option", { value: "all" }, "All events"), h("option", { value: "alerts" }, "Alerts and errors"), h("option", { value: "ops" }, "Operations"), h("option", { value: "selected" }, "Selected runs"));
+  const which = h(
+    "select",
+    { "aria-label": "Which events", onchange: () => update(true) },
+    h("option", { value: "all" }, "All events"),
+    h("option", { value: "alerts" }, "Alerts and errors"),
+    h("option", { value: "ops" }, "Operations"),
+    h("option", { value: "selected" }, "Selected runs"),
+  );
   const body = h("tbody");
   const empty = h("p", { class: "rf-empty rf-still" });
-  const element = h("div", { class: "rf-pane" }, h("div", { class: "rf-tools" }, which), h("div", { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "Events" }, h("table", { class: "rf-list" }, h("thead", null, h("tr", null, ["Time", "Run", "What"].map((text) => h("th", { scope: "col" }, text)))), body), empty));
+  const element = h(
+    "div",
+    { class: "rf-pane" },
+    h("div", { class: "rf-tools" }, which),
+    h(
+      "div",
+      { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "Events" },
+      h(
+        "table",
+        { class: "rf-list" },
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            ["Time", "Run", "What"].map((text) => h("th", { scope: "col" }, text)),
+          ),
+        ),
+        body,
+      ),
+      empty,
+    ),
+  );
   let drawn = "";
 
   function wanted(/** @type {Entry} */ entry) {
@@ -22,7 +52,23 @@ function createEvents(/** @type {View} */ view) {
     const now = `${which.value} ${found.length} ${found[0]?.seq} ${found[found.length - 1]?.seq}`;
     if (now === drawn && !force) return;
     drawn = now;
-    body.replaceChildren(...found.map((entry) => h("tr", { "data-level": entry.level }, h("td", { class: "rf-number" }, showClock(entry.time)), h("td", { class: "rf-number" }, entry.run === null ? "" : entry.run), h("td", null, entry.level !== "info" && h("strong", null, entry.level === "alert" ? "Alert: " : "Error: "), entry.outcome === "refused" && h("strong", null, "Refused: "), entry.text))));
+    body.replaceChildren(
+      ...found.map((entry) =>
+        h(
+          "tr",
+          { "data-level": entry.level },
+          h("td", { class: "rf-number" }, showClock(entry.time)),
+          h("td", { class: "rf-number" }, entry.run === null ? "" : entry.run),
+          h(
+            "td",
+            null,
+            entry.level !== "info" && h("strong", null, entry.level === "alert" ? "Alert: " : "Error: "),
+            entry.outcome === "refused" && h("strong", null, "Refused: "),
+            entry.text,
+          ),
+        ),
+      ),
+    );
     setText(empty, found.length ? "" : "Nothing of that kind has happened yet.");
     empty.hidden = !empty.textContent;
   }
@@ -37,9 +83,16 @@ function runChoice(/** @type {View} */ view, /** @type {string} */ label, /** @t
     select,
     update(fallback = 0) {
       const rows = [...view.state.rows.values()].filter((row) => row.status !== "deleted");
-      const wanted = byHand && view.state.rows.has(Number(select.value)) ? select.value : String(view.targets()[fallback] ?? rows[fallback]?.id ?? rows[0]?.id ?? "");
+      const wanted =
+        byHand && view.state.rows.has(Number(select.value))
+          ? select.value
+          : String(view.targets()[fallback] ?? rows[fallback]?.id ?? rows[0]?.id ?? "");
       const before = select.value;
-      setOptions(select, rows.map((row) => [String(row.id), runTitle(row)]), wanted);
+      setOptions(
+        select,
+        rows.map((row) => [String(row.id), runTitle(row)]),
+        wanted,
+      );
       return select.value !== before;
     },
     run: () => (select.value === "" ? null : Number(select.value)),
@@ -50,7 +103,18 @@ function runChoice(/** @type {View} */ view, /** @type {string} */ label, /** @t
 function createLog(/** @type {View} */ view) {
   const choice = runChoice(view, "Run", () => void load());
   const text = h("pre", { class: "rf-scroll rf-log", tabindex: 0, role: "region", "aria-label": "Log" });
-  const element = h("div", { class: "rf-pane" }, h("div", { class: "rf-tools" }, choice.select, button("Read again", "undo", () => void load(), { text: "Read again" }), h("span", { class: "rf-note" }, "What its training printed, the last 200 lines")), text);
+  const element = h(
+    "div",
+    { class: "rf-pane" },
+    h(
+      "div",
+      { class: "rf-tools" },
+      choice.select,
+      button("Read again", "undo", () => void load(), { text: "Read again" }),
+      h("span", { class: "rf-note" }, "What its training printed, the last 200 lines"),
+    ),
+    text,
+  );
 
   async function load() {
     const run = choice.run();

@@ -31,7 +31,11 @@ function plainText(/** @type {string} */ text) {
 }
 
 /** Traces of lines: those highlighted in colour, all others joined by gaps into one grey trace. Pure. */
-function tracesOf(/** @type {Line[]} */ lines, /** @type {Theme} */ theme, /** @type {(run: number) => string} */ about) {
+function tracesOf(
+  /** @type {Line[]} */ lines,
+  /** @type {Theme} */ theme,
+  /** @type {(run: number) => string} */ about,
+) {
   const grey = { x: /** @type {(number | null)[]} */ ([]), y: /** @type {(number | null)[]} */ ([]) };
   for (const line of lines.filter((one) => one.slot < 0)) {
     const { points, count } = thinned(line);
@@ -39,11 +43,23 @@ function tracesOf(/** @type {Line[]} */ lines, /** @type {Theme} */ theme, /** @
     grey.y.push(...points.slice(count), null);
   }
   const plain = { type: "scatter", mode: "lines", connectgaps: false };
-  const rest = grey.x.length ? [{ ...plain, ...grey, name: "others", line: { color: theme.grey, width: 1 }, opacity: 0.5, hoverinfo: "skip" }] : [];
-  const colored = lines.filter((one) => one.slot >= 0).map((line) => {
-    const { points, count } = thinned(line);
-    return { ...plain, x: points.slice(0, count), y: points.slice(count), name: plainText(line.title), text: plainText(about(line.run)), hovertemplate: "%{y:.4g}<br>%{text}", line: { color: slotColor(theme, line.slot), width: 2, dash: line.dashed ? "dash" : "solid" } };
-  });
+  const rest = grey.x.length
+    ? [{ ...plain, ...grey, name: "others", line: { color: theme.grey, width: 1 }, opacity: 0.5, hoverinfo: "skip" }]
+    : [];
+  const colored = lines
+    .filter((one) => one.slot >= 0)
+    .map((line) => {
+      const { points, count } = thinned(line);
+      return {
+        ...plain,
+        x: points.slice(0, count),
+        y: points.slice(count),
+        name: plainText(line.title),
+        text: plainText(about(line.run)),
+        hovertemplate: "%{y:.4g}<br>%{text}",
+        line: { color: slotColor(theme, line.slot), width: 2, dash: line.dashed ? "dash" : "solid" },
+      };
+    });
   return [...rest, ...colored];
 }
 
@@ -83,13 +99,35 @@ function createExplore(/** @type {View} */ view) {
     const lines = linesOf(view.state, wish, view.slots);
     const axis = { gridcolor: theme.grid, zerolinecolor: theme.grid, color: theme.faint };
     const layout = {
-      ...{ uirevision: `${wish.metric} ${wish.x} ${wish.log}`, hovermode: "closest", showlegend: true, margin: { l: 56, r: 16, t: 16, b: 40 } },
-      ...{ paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: theme.text, size: 11, family: theme.font } },
+      ...{
+        uirevision: `${wish.metric} ${wish.x} ${wish.log}`,
+        hovermode: "closest",
+        showlegend: true,
+        margin: { l: 56, r: 16, t: 16, b: 40 },
+      },
+      ...{
+        paper_bgcolor: "rgba(0,0,0,0)",
+        plot_bgcolor: "rgba(0,0,0,0)",
+        font: { color: theme.text, size: 11, family: theme.font },
+      },
       xaxis: { ...axis, title: { text: X_TITLES[wish.x] } },
-      shapes: chunkMarks(view.state, wish, lines).filter((at) => at <= extent(lines, (line) => line.x)[1]).map((at) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: theme.grid, width: 1, dash: "dot" } })),
+      shapes: chunkMarks(view.state, wish, lines)
+        .filter((at) => at <= extent(lines, (line) => line.x)[1])
+        .map((at) => ({
+          type: "line",
+          x0: at,
+          x1: at,
+          y0: 0,
+          y1: 1,
+          yref: "paper",
+          line: { color: theme.grid, width: 1, dash: "dot" },
+        })),
       yaxis: { ...axis, title: { text: plainText(wish.metric) }, type: wish.log ? "log" : "linear" },
     };
-    const about = (/** @type {number} */ run) => Object.entries(view.state.rows.get(run)?.params || {}).map(([name, value]) => `${shortName(name)} ${showValue(value)}`).join(", ");
+    const about = (/** @type {number} */ run) =>
+      Object.entries(view.state.rows.get(run)?.params || {})
+        .map(([name, value]) => `${shortName(name)} ${showValue(value)}`)
+        .join(", ");
     plotly.react(plot, tracesOf(lines, theme, about), layout, { displaylogo: false, responsive: true });
   }
 

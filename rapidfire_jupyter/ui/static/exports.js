@@ -12,9 +12,28 @@ const EXPORTS = /** @type {[string, string, boolean][]} */ ([
 
 /** The button with its list of formats. */
 function createExport(/** @type {View} */ view) {
-  const list = h("div", { class: "rf-menu", hidden: true, id: `rf-export-${view.id}` }, EXPORTS.map(([format, text]) => button(text, "", () => void take(format), { text, class: "rf-button rf-item" })));
-  const toggle = button("Export", "save", () => open(list.hidden), { text: "Export", "aria-expanded": "false", "aria-controls": list.id });
-  const element = h("div", { class: "rf-export", onkeydown: (/** @type {KeyboardEvent} */ event) => event.key === "Escape" && !list.hidden && (open(false), toggle.focus(), event.stopPropagation()), onfocusout: (/** @type {FocusEvent} */ event) => !element.contains(/** @type {Node | null} */ (event.relatedTarget)) && event.relatedTarget && open(false) }, toggle, list);
+  const list = h(
+    "div",
+    { class: "rf-menu", hidden: true, id: `rf-export-${view.id}` },
+    EXPORTS.map(([format, text]) => button(text, "", () => void take(format), { text, class: "rf-button rf-item" })),
+  );
+  const toggle = button("Export", "save", () => open(list.hidden), {
+    text: "Export",
+    "aria-expanded": "false",
+    "aria-controls": list.id,
+  });
+  const element = h(
+    "div",
+    {
+      class: "rf-export",
+      onkeydown: (/** @type {KeyboardEvent} */ event) =>
+        event.key === "Escape" && !list.hidden && (open(false), toggle.focus(), event.stopPropagation()),
+      onfocusout: (/** @type {FocusEvent} */ event) =>
+        !element.contains(/** @type {Node | null} */ (event.relatedTarget)) && event.relatedTarget && open(false),
+    },
+    toggle,
+    list,
+  );
 
   function open(/** @type {boolean} */ wanted) {
     list.hidden = !wanted;
@@ -26,7 +45,11 @@ function createExport(/** @type {View} */ view) {
     toggle.focus();
     const name = (view.state.head?.name || "experiment").replace(/[^\w.-]+/g, "_");
     try {
-      if (format === "svg") return saveFile(`${name}-${view.wish.metric}.svg`, new Blob([view.picture().svg(900, 360)], { type: "image/svg+xml" }));
+      if (format === "svg")
+        return saveFile(
+          `${name}-${view.wish.metric}.svg`,
+          new Blob([view.picture().svg(900, 360)], { type: "image/svg+xml" }),
+        );
       if (format === "png") return saveFile(`${name}-${view.wish.metric}.png`, await view.picture().png(900, 360));
       const best = view.state.head?.best[view.wish.metric];
       if (format === "adapter" && best === undefined) return view.say(`no run has ${view.wish.metric} yet`);

@@ -7,7 +7,10 @@ const FEW_CHOICES = 5;
 /** A value as it stands in a form. */
 function fieldText(/** @type {Json} */ value) {
   if (value === null || value === undefined) return "None";
-  if (Array.isArray(value)) return value.every((one) => typeof one === "string" && !/[,|[\]"]/.test(one)) ? value.join(", ") : JSON.stringify(value);
+  if (Array.isArray(value))
+    return value.every((one) => typeof one === "string" && !/[,|[\]"]/.test(one))
+      ? value.join(", ")
+      : JSON.stringify(value);
   if (typeof value === "object") return JSON.stringify(value);
   return typeof value === "boolean" ? (value ? "True" : "False") : String(value);
 }
@@ -19,7 +22,13 @@ function fieldText(/** @type {Json} */ value) {
  */
 function readField(field, text) {
   const numeric = field.kind === "int" || field.kind === "float";
-  const pieces = text.trim() === "" ? [""] : text.split(numeric ? /[,;|\s]+/ : "|").map((piece) => piece.trim()).filter((piece, _i, all) => piece || all.length === 1);
+  const pieces =
+    text.trim() === ""
+      ? [""]
+      : text
+          .split(numeric ? /[,;|\s]+/ : "|")
+          .map((piece) => piece.trim())
+          .filter((piece, _i, all) => piece || all.length === 1);
   /** @type {Json[]} */
   const values = [];
   for (const piece of pieces) {
@@ -32,9 +41,14 @@ function readField(field, text) {
 
 /** @returns {[Json, string]} a value, and why it is none */
 function readOne(/** @type {Field} */ field, /** @type {string} */ text) {
-  if (text === "None" && (field.value === null || field.kind === "text" || field.kind === "list" || field.choices?.includes(null))) return [null, ""];
+  if (
+    text === "None" &&
+    (field.value === null || field.kind === "text" || field.kind === "list" || field.choices?.includes(null))
+  )
+    return [null, ""];
   if (field.kind === "int" || field.kind === "float") return readNumber(field, text);
-  if (field.kind === "bool") return /^(true|false)$/i.test(text) ? [text.toLowerCase() === "true", ""] : [null, "must be True or False"];
+  if (field.kind === "bool")
+    return /^(true|false)$/i.test(text) ? [text.toLowerCase() === "true", ""] : [null, "must be True or False"];
   if (field.kind === "choice" && field.choices) {
     const found = field.choices.find((one) => fieldText(one) === text);
     return found === undefined ? [null, `must be one of ${field.choices.map(fieldText).join(", ")}`] : [found, ""];
@@ -46,14 +60,23 @@ function readOne(/** @type {Field} */ field, /** @type {string} */ text) {
       return [null, "is no valid JSON"];
     }
   }
-  if (field.kind === "list") return text === "" ? [null, "is empty; write None for no value"] : [readList(field, text), ""];
-  return typeof field.value === "number" || (field.value === null && text !== "" && Number.isFinite(Number(text))) ? [wordOrNumber(text), ""] : [text, ""];
+  if (field.kind === "list")
+    return text === "" ? [null, "is empty; write None for no value"] : [readList(field, text), ""];
+  return typeof field.value === "number" || (field.value === null && text !== "" && Number.isFinite(Number(text)))
+    ? [wordOrNumber(text), ""]
+    : [text, ""];
 }
 
 /** Words with commas between them; "all-linear" and its like stay a text, as PEFT takes either. */
 function readList(/** @type {Field} */ field, /** @type {string} */ text) {
   const asList = text.includes(",") || (Array.isArray(field.value) && text !== "all-linear");
-  return asList ? text.split(",").map((one) => one.trim()).filter(Boolean).map(wordOrNumber) : text;
+  return asList
+    ? text
+        .split(",")
+        .map((one) => one.trim())
+        .filter(Boolean)
+        .map(wordOrNumber)
+    : text;
 }
 
 /** A number where the text is one. */
@@ -84,7 +107,8 @@ function same(/** @type {Json} */ a, /** @type {Json} */ b) {
 function combinations(given) {
   /** @type {Record<string, Json>[]} */
   let found = [{}];
-  for (const [path, values] of given) found = found.flatMap((changes) => values.map((value) => ({ ...changes, [path]: value })));
+  for (const [path, values] of given)
+    found = found.flatMap((changes) => values.map((value) => ({ ...changes, [path]: value })));
   return found;
 }
 
@@ -104,23 +128,52 @@ function onlyChanged(/** @type {Record<string, Json>} */ changes, /** @type {Map
  * @returns {{control: HTMLElement, read: () => {values: Json[], error: string}, reset: () => void}}
  */
 function makeControl(field, id, changed) {
-  const few = field.kind === "bool" ? [true, false] : field.kind === "choice" && field.choices && field.choices.length <= FEW_CHOICES ? field.choices : null;
+  const few =
+    field.kind === "bool"
+      ? [true, false]
+      : field.kind === "choice" && field.choices && field.choices.length <= FEW_CHOICES
+        ? field.choices
+        : null;
   if (field.kind === "fixed") {
     const text = h("output", { id, class: "rf-fixed rf-cut", title: fieldText(field.value) }, fieldText(field.value));
     return { control: text, read: () => ({ values: [field.value], error: "" }), reset: () => undefined };
   }
   if (few) {
-    const boxes = few.map((value) => h("input", { type: "checkbox", checked: same(value, field.value), onchange: changed }));
-    const control = h("div", { class: "rf-chips", role: "group", "aria-labelledby": `${id}-label`, "aria-describedby": `${id}-note`, id }, few.map((value, index) => h("label", null, boxes[index], fieldText(value))));
+    const boxes = few.map((value) =>
+      h("input", { type: "checkbox", checked: same(value, field.value), onchange: changed }),
+    );
+    const control = h(
+      "div",
+      { class: "rf-chips", role: "group", "aria-labelledby": `${id}-label`, "aria-describedby": `${id}-note`, id },
+      few.map((value, index) => h("label", null, boxes[index], fieldText(value))),
+    );
     const read = () => {
       const values = few.filter((_value, index) => boxes[index].checked);
       return values.length ? { values, error: "" } : { values: [], error: "choose at least one" };
     };
     return { control, read, reset: () => boxes.forEach((box, index) => (box.checked = same(few[index], field.value))) };
   }
-  const list = field.kind === "choice" && field.choices ? h("datalist", { id: `${id}-list` }, field.choices.map((value) => h("option", { value: fieldText(value) }))) : null;
-  const input = h("input", { type: "text", id, value: fieldText(field.value), autocomplete: "off", spellcheck: "false", inputmode: field.kind === "int" ? "numeric" : null, list: list && `${id}-list`, "aria-describedby": `${id}-note`, oninput: changed });
+  const list =
+    field.kind === "choice" && field.choices
+      ? h(
+          "datalist",
+          { id: `${id}-list` },
+          field.choices.map((value) => h("option", { value: fieldText(value) })),
+        )
+      : null;
+  const input = h("input", {
+    type: "text",
+    id,
+    value: fieldText(field.value),
+    autocomplete: "off",
+    spellcheck: "false",
+    inputmode: field.kind === "int" ? "numeric" : null,
+    list: list && `${id}-list`,
+    "aria-describedby": `${id}-note`,
+    oninput: changed,
+  });
   const control = list ? h("span", { class: "rf-withlist" }, input, list) : input;
-  const read = () => (input.value === fieldText(field.value) ? { values: [field.value], error: "" } : readField(field, input.value));
+  const read = () =>
+    input.value === fieldText(field.value) ? { values: [field.value], error: "" } : readField(field, input.value);
   return { control, read, reset: () => (input.value = fieldText(field.value)) };
 }

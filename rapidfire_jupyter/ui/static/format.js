@@ -22,7 +22,8 @@ function showNumber(/** @type {unknown} */ value, digits = 4) {
 /** A hyperparameter's value in one line. @returns {string} */
 function showValue(/** @type {any} */ value) {
   if (value === null || value === undefined) return "None";
-  if (typeof value === "number") return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? String(Number(value.toPrecision(5))) : showNumber(value);
+  if (typeof value === "number")
+    return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? String(Number(value.toPrecision(5))) : showNumber(value);
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return value.map(showValue).join(", ");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
@@ -66,7 +67,15 @@ function shortName(/** @type {string} */ path) {
 
 /** A run as it is called in sentences. */
 function runTitle(/** @type {Row} */ row) {
-  return row.name && row.name !== String(row.id) && row.name !== `run ${row.id}` ? `${row.id} · ${row.name}` : `run ${row.id}`;
+  return row.name && row.name !== String(row.id) && row.name !== `run ${row.id}`
+    ? `${row.id} · ${row.name}`
+    : `run ${row.id}`;
+}
+
+/** Its title in the table, which has a column for each hyperparameter that a grid's names tell. */
+function tableTitle(/** @type {Row} */ row, /** @type {string[]} */ varying) {
+  const told = row.name.split(" ").every((part) => varying.some((path) => part.startsWith(`${shortName(path)}=`)));
+  return told ? `run ${row.id}` : runTitle(row);
 }
 
 /** "1 run", "2 runs". */

@@ -2,14 +2,22 @@
 /* The panel's first lines: name, state, progress, time, device and memory; and what is said aloud about them. */
 
 const STATE_WORDS = /** @type {Record<string, string>} */ ({
-  empty: "no runs yet", running: "training", paused: "paused", halted: "halted", idle: "idle", ended: "ended",
+  empty: "no runs yet",
+  running: "training",
+  paused: "paused",
+  halted: "halted",
+  idle: "idle",
+  ended: "ended",
 });
 const ALOUD_MS = 10_000;
 
 /** The runs in words, the busiest first: "3 running, 2 queued". */
 function countsWords(/** @type {Record<string, number>} */ counts) {
   const order = ["running", "queued", "paused", "stopped", "completed", "failed"];
-  return order.filter((status) => counts[status]).map((status) => `${counts[status]} ${status}`).join(" · ");
+  return order
+    .filter((status) => counts[status])
+    .map((status) => `${counts[status]} ${status}`)
+    .join(" · ");
 }
 
 /** What a screen reader hears now and then. */
@@ -22,11 +30,15 @@ function summary(/** @type {Head} */ head) {
 /** Why things are not live, as a line under the head; "" if they are. */
 function banner(/** @type {View} */ view) {
   const { head } = view.state;
-  if (view.link.silent) return head ? "The kernel does not answer: it may be gone, or busy with a cell. This is the last that was known." : "The kernel does not answer. Run the cell again to see the experiment.";
+  if (view.link.silent)
+    return head
+      ? "The kernel does not answer: it may be gone, or busy with a cell. This is the last that was known."
+      : "The kernel does not answer. Run the cell again to see the experiment.";
   if (!head) return "";
   if (head.state === "halted") return `Halted: ${head.reason || "see the events"}`;
   if (head.state === "ended") return "The experiment has ended. Results stay; to train on, run its cells again.";
-  if (head.read_only && head.state !== "empty") return `Read-only: ${head.reason || "another kernel owns this experiment"}`;
+  if (head.read_only && head.state !== "empty")
+    return `Read-only: ${head.reason || "another kernel owns this experiment"}`;
   return "";
 }
 
@@ -34,16 +46,41 @@ function banner(/** @type {View} */ view) {
 function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
   const name = h("h2", { class: "rf-name" }, "…");
   const state = h("span", { class: "rf-state" });
-  const bar = h("div", { class: "rf-bar", role: "progressbar", "aria-label": "Progress of the experiment", "aria-valuemin": 0, "aria-valuemax": 100 }, h("i"));
+  const bar = h(
+    "div",
+    {
+      class: "rf-bar",
+      role: "progressbar",
+      "aria-label": "Progress of the experiment",
+      "aria-valuemin": 0,
+      "aria-valuemax": 100,
+    },
+    h("i"),
+  );
   const share = h("span", { class: "rf-figure" });
   const time = h("span", { class: "rf-figure" });
   const counts = h("span", { class: "rf-faint rf-cut rf-counts" });
   const device = h("span", { class: "rf-faint rf-cut" });
-  const memory = h("div", { class: "rf-bar rf-memory", role: "meter", "aria-label": "Memory", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": 0 }, h("i"));
+  const memory = h(
+    "div",
+    {
+      class: "rf-bar rf-memory",
+      role: "meter",
+      "aria-label": "Memory",
+      "aria-valuemin": 0,
+      "aria-valuemax": 100,
+      "aria-valuenow": 0,
+    },
+    h("i"),
+  );
   const memoryText = h("span", { class: "rf-figure rf-faint" });
   const memoryBox = h("span", { class: "rf-pair", hidden: true }, memory, memoryText);
   const pause = button("Pause all", "pause", () => toggle(), { text: "Pause all" });
-  const alerts = button("Alerts", "bell", () => view.openTab("events"), { text: "0", class: "rf-button rf-alerts", hidden: true });
+  const alerts = button("Alerts", "bell", () => view.openTab("events"), {
+    text: "0",
+    class: "rf-button rf-alerts",
+    hidden: true,
+  });
   const note = h("div", { class: "rf-banner", hidden: true });
   const aloud = h("div", { class: "rf-offscreen", "aria-live": "polite" });
   let [spokenAt, spoken, pauseKind] = [0, "", "pause_all"];
@@ -78,7 +115,8 @@ function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
     setText(memoryText, total ? `${showBytes(used)} / ${showBytes(total)}` : showBytes(used));
     pauseKind = head.state === "paused" ? "resume_all" : "pause_all";
     const text = pauseKind === "pause_all" ? "Pause all" : "Resume all";
-    if (pause.lastChild.textContent !== text) pause.replaceChildren(icon(pauseKind === "pause_all" ? "pause" : "play"), text);
+    if (pause.lastChild.textContent !== text)
+      pause.replaceChildren(icon(pauseKind === "pause_all" ? "pause" : "play"), text);
     const reason = locked(head);
     setAttribute(pause, "aria-disabled", reason ? "true" : null);
     pause.title = reason;
@@ -96,7 +134,16 @@ function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
     setText(aloud, text);
   }
 
-  const row = h("div", { class: "rf-head" }, name, state, h("span", { class: "rf-pair" }, bar, share), time, counts, h("span", { class: "rf-pair rf-right" }, device, memoryBox, alerts, menu, pause));
+  const row = h(
+    "div",
+    { class: "rf-head" },
+    name,
+    state,
+    h("span", { class: "rf-pair" }, bar, share),
+    time,
+    counts,
+    h("span", { class: "rf-pair rf-right" }, device, memoryBox, alerts, menu, pause),
+  );
   return { row, note, aloud, update };
 }
 

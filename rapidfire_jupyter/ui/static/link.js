@@ -116,18 +116,45 @@ function createLink(model) {
   }
 
   /** Asks a question; the promise gives `{data, buffer}` or fails with the kernel's one-line error. */
-  function ask(/** @type {string} */ view, /** @type {string} */ what, /** @type {Record<string, Json>} */ args = {}, patienceMs = ANSWER_MS) {
+  function ask(
+    /** @type {string} */ view,
+    /** @type {string} */ what,
+    /** @type {Record<string, Json>} */ args = {},
+    patienceMs = ANSWER_MS,
+  ) {
     const id = randomId();
     /** @type {Promise<{data: any, buffer: DataView | null}>} */
-    const promise = new Promise((resolve, reject) => asks.set(id, { resolve, reject, until: performance.now() + patienceMs }));
+    const promise = new Promise((resolve, reject) =>
+      asks.set(id, { resolve, reject, until: performance.now() + patienceMs }),
+    );
     send({ type: "ask", view, id, what, args });
     return promise;
   }
 
   /** Sends an op; `before` is what undoing it needs to know. */
-  function order(/** @type {string} */ view, /** @type {string} */ kind, /** @type {number | null} */ run, /** @type {Record<string, Json>} */ args = {}, /** @type {any} */ before = null) {
+  function order(
+    /** @type {string} */ view,
+    /** @type {string} */ kind,
+    /** @type {number | null} */ run,
+    /** @type {Record<string, Json>} */ args = {},
+    /** @type {any} */ before = null,
+  ) {
     /** @type {Sent} */
-    const sent = { id: randomId(), kind, run, args, at: performance.now(), late: false, status: "sent", reason: "", line: "", made: null, undone: false, before, settled: 0 };
+    const sent = {
+      id: randomId(),
+      kind,
+      run,
+      args,
+      at: performance.now(),
+      late: false,
+      status: "sent",
+      reason: "",
+      line: "",
+      made: null,
+      undone: false,
+      before,
+      settled: 0,
+    };
     orders.push(sent);
     if (orders.length > MOST_ORDERS) orders.shift();
     send({ type: "order", view, id: sent.id, kind, run, args });

@@ -57,13 +57,28 @@ function createNotices(/** @type {View} */ view) {
     const items = shown.map(({ key, group }) => {
       const back = group.filter((one) => opposite(one, now));
       const left = back.length && back[0].kind === "delete" ? Math.ceil((UNDO_MS - (now - back[0].settled)) / 1000) : 0;
-      return { key, group, ...batchWords(group), back, left, lines: group.map((one) => one.line || magicLine(one.kind, one.run, one.args)).join("\n") };
+      return {
+        key,
+        group,
+        ...batchWords(group),
+        back,
+        left,
+        lines: group.map((one) => one.line || magicLine(one.kind, one.run, one.args)).join("\n"),
+      };
     });
-    const wanted = JSON.stringify([said, items.map((one) => [one.key, one.text, one.state, one.reason, one.left, one.back.length])]);
+    const wanted = JSON.stringify([
+      said,
+      items.map((one) => [one.key, one.text, one.state, one.reason, one.left, one.back.length]),
+    ]);
     if (wanted === drawn) return;
     drawn = wanted;
-    const focused = list.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.key : null;
-    list.replaceChildren(...(said ? [h("li", { class: "rf-notice" }, h("span", { class: "rf-grow" }, said.text))] : []), ...items.map(item));
+    const focused = list.contains(document.activeElement)
+      ? /** @type {HTMLElement} */ (document.activeElement).dataset.key
+      : null;
+    list.replaceChildren(
+      ...(said ? [h("li", { class: "rf-notice" }, h("span", { class: "rf-grow" }, said.text))] : []),
+      ...items.map(item),
+    );
     if (focused) list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
     const bad = items.find((one) => one.bad);
     const alarmed = bad ? `${bad.text} refused: ${bad.reason}` : said ? said.text : "";
@@ -76,9 +91,18 @@ function createNotices(/** @type {View} */ view) {
       { class: `rf-notice${one.bad ? " rf-bad" : ""}` },
       h("span", { class: "rf-grow" }, h("strong", null, one.text), ` ${one.state}`, one.reason && `: ${one.reason}`),
       h("code", { title: one.lines }, one.lines.split("\n")[0], one.group.length > 1 && " …"),
-      button("Copy as magic", "copy", () => void copyText(one.lines).then((done) => view.say(done ? "copied" : "this page may not copy")), { "data-key": `copy ${one.key}` }),
+      button(
+        "Copy as magic",
+        "copy",
+        () => void copyText(one.lines).then((done) => view.say(done ? "copied" : "this page may not copy")),
+        { "data-key": `copy ${one.key}` },
+      ),
       one.back.length > 0 &&
-        button("Undo", "undo", () => undo(view, one.back), { text: one.left ? `Undo (${one.left} s)` : "Undo", "data-key": `undo ${one.key}`, "aria-label": `Undo: ${one.text}` }),
+        button("Undo", "undo", () => undo(view, one.back), {
+          text: one.left ? `Undo (${one.left} s)` : "Undo",
+          "data-key": `undo ${one.key}`,
+          "aria-label": `Undo: ${one.text}`,
+        }),
       button("Dismiss", "close", () => (dismissed.add(one.key), update()), { "data-key": `close ${one.key}` }),
     );
   }

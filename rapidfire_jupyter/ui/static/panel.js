@@ -5,7 +5,20 @@ const REDRAW_DATA_MS = 1_000;
 
 /** What a new view shows. @returns {Wish} */
 function firstWish() {
-  return { metric: "", x: "step", smooth: 0, log: false, hidden: new Set(), alone: null, selected: new Set(), sort: { key: "run", down: false }, filter: "", tab: "curves", zoom: null, asTable: false };
+  return {
+    metric: "",
+    x: "step",
+    smooth: 0,
+    log: false,
+    hidden: new Set(),
+    alone: null,
+    selected: new Set(),
+    sort: { key: "run", down: false },
+    filter: "",
+    tab: "curves",
+    zoom: null,
+    asTable: false,
+  };
 }
 
 /** Opens a view in an element; gives the function that closes it. */
@@ -16,7 +29,11 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     ...{ id: randomId(), root, link, state: link.state, wish: firstWish(), slots: new Map(), theme: readTheme(root) },
     ask: (what, args, patienceMs) => link.ask(view.id, what, args, patienceMs),
     say: (text) => notices.say(text),
-    ...{ openClone: (run) => openForm(createClone(view, run)), openLonger: (runs) => openForm(createLonger(view, runs)), closeForm },
+    ...{
+      openClone: (run) => openForm(createClone(view, run)),
+      openLonger: (runs) => openForm(createLonger(view, runs)),
+      closeForm,
+    },
     openTab: (key) => (closeForm(), tabs.open(key)),
     changed: () => (remember(), draw()),
     light: (run) => tabs.curves().plot.light(run),
@@ -108,7 +125,10 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   function remember() {
     const { zoom: _zoom, ...wish } = view.wish;
     try {
-      sessionStorage.setItem(`rapidfire:${known}`, JSON.stringify({ ...wish, hidden: [...wish.hidden], selected: [...wish.selected] }));
+      sessionStorage.setItem(
+        `rapidfire:${known}`,
+        JSON.stringify({ ...wish, hidden: [...wish.hidden], selected: [...wish.selected] }),
+      );
     } catch {
       // A page without storage forgets.
     }
@@ -117,7 +137,13 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   function recall(/** @type {string} */ name) {
     try {
       const saved = JSON.parse(sessionStorage.getItem(`rapidfire:${name}`) || "null");
-      if (saved) Object.assign(view.wish, { ...firstWish(), ...saved, hidden: new Set(saved.hidden), selected: new Set(saved.selected) });
+      if (saved)
+        Object.assign(view.wish, {
+          ...firstWish(),
+          ...saved,
+          hidden: new Set(saved.hidden),
+          selected: new Set(saved.selected),
+        });
       foot.filter.value = view.wish.filter;
     } catch {
       // Saved by another version: the view starts afresh.
@@ -126,7 +152,10 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
 
   root.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     const inGrid = table.table.contains(/** @type {Node} */ (event.target));
-    const done = (inGrid && gridKey(view, table, event)) || panelKey(view, event, foot.filter) || (event.key === "Escape" && form && (closeForm(), true));
+    const done =
+      (inGrid && gridKey(view, table, event)) ||
+      panelKey(view, event, foot.filter) ||
+      (event.key === "Escape" && form && (closeForm(), true));
     if (done) event.preventDefault();
     if (done) event.stopPropagation();
   });
@@ -159,11 +188,36 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
 /** The panel's last line: what ops act on, their buttons, filter and help. */
 function createFoot(/** @type {View} */ view) {
   const count = h("span", { class: "rf-count" });
-  const buttons = Object.entries(RUN_OPS).map(([kind, { label, icon: symbol }]) => button(label, symbol, (event) => press(kind, event), { text: label, "data-op": kind }));
-  const ops = h("div", { role: "toolbar", class: "rf-footops", "aria-label": "Operations on the selected runs" }, buttons);
-  const filter = h("input", { type: "search", class: "rf-filter", placeholder: "Filter runs  ( / )", "aria-label": "Filter runs", oninput: () => ((view.wish.filter = filter.value), view.changed()) });
-  const help = h("div", { class: "rf-help", hidden: true, id: `rf-help-${view.id}` }, h("dl", null, HELP.map(([keys, text]) => [h("dt", null, keys), h("dd", null, text)])));
-  const ask = button("Keyboard help", "", () => ((help.hidden = !help.hidden), ask.setAttribute("aria-expanded", String(!help.hidden))), { text: "?", "aria-label": "Keyboard help", "aria-expanded": "false", "aria-controls": help.id });
+  const buttons = Object.entries(RUN_OPS).map(([kind, { label, icon: symbol }]) =>
+    button(label, symbol, (event) => press(kind, event), { text: label, "data-op": kind }),
+  );
+  const ops = h(
+    "div",
+    { role: "toolbar", class: "rf-footops", "aria-label": "Operations on the selected runs" },
+    buttons,
+  );
+  const filter = h("input", {
+    type: "search",
+    class: "rf-filter",
+    placeholder: "Filter runs  ( / )",
+    "aria-label": "Filter runs",
+    oninput: () => ((view.wish.filter = filter.value), view.changed()),
+  });
+  const help = h(
+    "div",
+    { class: "rf-help", hidden: true, id: `rf-help-${view.id}` },
+    h(
+      "dl",
+      null,
+      HELP.map(([keys, text]) => [h("dt", null, keys), h("dd", null, text)]),
+    ),
+  );
+  const ask = button(
+    "Keyboard help",
+    "",
+    () => ((help.hidden = !help.hidden), ask.setAttribute("aria-expanded", String(!help.hidden))),
+    { text: "?", "aria-label": "Keyboard help", "aria-expanded": "false", "aria-controls": help.id },
+  );
 
   function press(/** @type {string} */ kind, /** @type {MouseEvent} */ event) {
     const runs = view.targets();
@@ -174,16 +228,32 @@ function createFoot(/** @type {View} */ view) {
 
   function update(/** @type {number[]} */ runs) {
     const selected = [...view.wish.selected].filter((run) => view.state.rows.has(run)).length;
-    setText(count, selected ? `${selected} selected` : runs.length ? `run ${runs[0]}` : plural(view.state.rows.size, "run"));
+    setText(
+      count,
+      selected ? `${selected} selected` : runs.length ? `run ${runs[0]}` : plural(view.state.rows.size, "run"),
+    );
     const rows = runs.map((run) => /** @type {Row} */ (view.state.rows.get(run))).filter(Boolean);
     for (const one of buttons) {
       const reasons = rows.map((row) => refusal(view.state.head, row, one.dataset.op));
-      const reason = rows.length ? (reasons.every(Boolean) ? reasons[0] : "") : locked(view.state.head) || "select a run first";
+      const reason = rows.length
+        ? reasons.every(Boolean)
+          ? reasons[0]
+          : ""
+        : locked(view.state.head) || "select a run first";
       setAttribute(one, "aria-disabled", reason ? "true" : null);
       one.title = reason || "Alt copies the %rapidfire line";
     }
   }
-  const element = h("div", { class: "rf-foot" }, count, ops, h("span", { class: "rf-grow rf-spacer" }), filter, ask, help);
+  const element = h(
+    "div",
+    { class: "rf-foot" },
+    count,
+    ops,
+    h("span", { class: "rf-grow rf-spacer" }),
+    filter,
+    ask,
+    help,
+  );
   return { element, ops, filter, update };
 }
 

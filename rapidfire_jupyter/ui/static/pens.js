@@ -70,7 +70,9 @@ function svgPen(width, height, theme) {
   let clips = 0;
   const n = (/** @type {number} */ value) => String(Math.round(value * 100) / 100);
   const text = (/** @type {string} */ value) =>
-    value.replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd");
+    value
+      .replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`)
+      .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "\ufffd");
   const stroke = (/** @type {Ink} */ ink) =>
     `fill="none" stroke="${text(ink.color)}" stroke-width="${ink.width ?? 1}" stroke-opacity="${ink.alpha ?? 1}"${ink.dash ? ` stroke-dasharray="${ink.dash.join(" ")}"` : ""}`;
   /** @type {Pen & {done: () => string}} */
@@ -86,7 +88,9 @@ function svgPen(width, height, theme) {
       if (d) parts.push(`<path d="${d}" stroke-linejoin="round" ${stroke(ink)}/>`);
     },
     box: (x, y, w, hgt, ink) =>
-      void parts.push(`<rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(hgt)}" fill="${text(ink.color)}" fill-opacity="${ink.alpha ?? 1}"/>`),
+      void parts.push(
+        `<rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(hgt)}" fill="${text(ink.color)}" fill-opacity="${ink.alpha ?? 1}"/>`,
+      ),
     text(value, x, y, ink) {
       const anchor = { left: "start", center: "middle", right: "end" }[ink.align ?? "left"];
       parts.push(
@@ -95,7 +99,9 @@ function svgPen(width, height, theme) {
     },
     clip(x, y, w, hgt, draw) {
       clips += 1;
-      parts.push(`<clipPath id="c${clips}"><rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(hgt)}"/></clipPath><g clip-path="url(#c${clips})">`);
+      parts.push(
+        `<clipPath id="c${clips}"><rect x="${n(x)}" y="${n(y)}" width="${n(w)}" height="${n(hgt)}"/></clipPath><g clip-path="url(#c${clips})">`,
+      );
       draw();
       parts.push("</g>");
     },

@@ -31,7 +31,12 @@ function createPlot(how) {
   let lit = null;
 
   /** Shows these lines; the picture follows in the next frame, or when the chart comes into sight. */
-  function show(/** @type {Line[]} */ newLines, /** @type {any} */ newWish, /** @type {Theme} */ newTheme, message = "") {
+  function show(
+    /** @type {Line[]} */ newLines,
+    /** @type {any} */ newWish,
+    /** @type {Theme} */ newTheme,
+    message = "",
+  ) {
     [lines, wish, theme, dirty] = [newLines, newWish, newTheme, true];
     setText(empty, message);
     empty.hidden = !message;
@@ -64,20 +69,36 @@ function createPlot(how) {
     return canvasPen(context, theme?.font || "sans-serif");
   }
 
-  function drawLit(/** @type {{line: Line, at: number} | null} */ found = null, /** @type {number[] | null} */ box = null) {
+  function drawLit(
+    /** @type {{line: Line, at: number} | null} */ found = null,
+    /** @type {number[] | null} */ box = null,
+  ) {
     if (!plan || !theme) return;
     const { box: area } = plan;
     const ink = pen(over, plan.width, plan.height);
     const line = plan.lines.find((one) => one.run === lit);
     if (line) {
       const color = line.slot < 0 ? theme.text : slotColor(theme, line.slot);
-      ink.clip(area.x, area.y - 4, area.w + 4, area.h + 8, () => drawLine(ink, /** @type {Plan} */ (plan), line, line.y, { color, width: 3, dash: line.dashed ? [6, 3] : undefined }));
+      ink.clip(area.x, area.y - 4, area.w + 4, area.h + 8, () =>
+        drawLine(ink, /** @type {Plan} */ (plan), line, line.y, {
+          color,
+          width: 3,
+          dash: line.dashed ? [6, 3] : undefined,
+        }),
+      );
     }
     if (found) {
       const [px, py] = [plan.toX(found.line.x[found.at]), plan.toY(found.line.y[found.at])];
       ink.box(px - 3, py - 3, 6, 6, { color: theme.text });
     }
-    if (box) ink.box(Math.min(box[0], box[2]), Math.min(box[1], box[3]), Math.abs(box[2] - box[0]), Math.abs(box[3] - box[1]), { color: theme.text, alpha: 0.12 });
+    if (box)
+      ink.box(
+        Math.min(box[0], box[2]),
+        Math.min(box[1], box[3]),
+        Math.abs(box[2] - box[0]),
+        Math.abs(box[3] - box[1]),
+        { color: theme.text, alpha: 0.12 },
+      );
   }
 
   /** The point nearest to the pointer. */
@@ -186,7 +207,12 @@ function createPlot(how) {
     const ink = canvasPen(context, theme?.font || "sans-serif");
     ink.box(0, 0, width, height, { color: theme?.back || "#fff" });
     drawChart(ink, planChart(lines, wish, width, height), /** @type {Theme} */ (theme));
-    return new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot make the picture; export SVG"))), "image/png"));
+    return new Promise((/** @type {(blob: Blob) => void} */ resolve, reject) =>
+      canvas.toBlob(
+        (blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot make the picture; export SVG"))),
+        "image/png",
+      ),
+    );
   }
 
   function destroy() {

@@ -75,7 +75,9 @@ function addBlocks(state, blocks, buffer) {
     });
     for (let row = 0; row < block.n; row += 1) {
       const [step, epoch, time] = [0, 4, 8].map((offset) => buffer.getFloat32(at + offset, true));
-      targets.forEach((curve, index) => addPoint(curve, step, epoch, time, buffer.getFloat32(at + 12 + 4 * index, true)));
+      targets.forEach((curve, index) =>
+        addPoint(curve, step, epoch, time, buffer.getFloat32(at + 12 + 4 * index, true)),
+      );
       at += 4 * width;
     }
   }
@@ -83,11 +85,23 @@ function addBlocks(state, blocks, buffer) {
 
 /** @returns {Curve} */
 function emptyCurve() {
-  return { n: 0, step: new Float32Array(64), epoch: new Float32Array(64), time: new Float32Array(64), value: new Float32Array(64) };
+  return {
+    n: 0,
+    step: new Float32Array(64),
+    epoch: new Float32Array(64),
+    time: new Float32Array(64),
+    value: new Float32Array(64),
+  };
 }
 
 /** Adds one point; a full curve is thinned first, an array too short doubled. */
-function addPoint(/** @type {Curve} */ curve, /** @type {number} */ step, /** @type {number} */ epoch, /** @type {number} */ time, /** @type {number} */ value) {
+function addPoint(
+  /** @type {Curve} */ curve,
+  /** @type {number} */ step,
+  /** @type {number} */ epoch,
+  /** @type {number} */ time,
+  /** @type {number} */ value,
+) {
   if (curve.n >= MOST_POINTS) thin(curve);
   if (curve.n === curve.step.length)
     for (const key of CURVE_KEYS) {

@@ -7,7 +7,12 @@
 function createTable(/** @type {View} */ view) {
   const body = h("tbody");
   const header = h("tr");
-  const table = h("table", { role: "grid", class: "rf-grid", "aria-label": "Runs", "aria-multiselectable": "true" }, h("thead", null, header), body);
+  const table = h(
+    "table",
+    { role: "grid", class: "rf-grid", "aria-label": "Runs", "aria-multiselectable": "true" },
+    h("thead", null, header),
+    body,
+  );
   const constants = h("div", { class: "rf-constants rf-cut" });
   const empty = h("div", { class: "rf-empty rf-still" });
   const scroller = h("div", { class: "rf-scroll" }, table);
@@ -23,14 +28,26 @@ function createTable(/** @type {View} */ view) {
   /** A run is gone when its delete can no longer be undone. */
   function gone(/** @type {Row} */ row) {
     if (row.status !== "deleted") return false;
-    const sent = view.link.orders.find((/** @type {Sent} */ one) => one.kind === "delete" && one.run === row.id && one.status === "applied" && performance.now() - one.settled < UNDO_MS);
+    const sent = view.link.orders.find(
+      (/** @type {Sent} */ one) =>
+        one.kind === "delete" &&
+        one.run === row.id &&
+        one.status === "applied" &&
+        performance.now() - one.settled < UNDO_MS,
+    );
     return !sent && Date.now() / 1000 - (view.state.head?.first_time || 0) - row.deleted_at > UNDO_MS / 1000;
   }
 
   function update() {
     const { head } = view.state;
     columns = columnsOf(view.state, view.wish.metric);
-    nameWidth = Math.min(element.clientWidth > 1200 ? 280 : 150, Math.max(88, ...[...view.state.rows.values()].map((row) => 6.4 * runTitle(row).length + 20)));
+    nameWidth = Math.min(
+      element.clientWidth > 1200 ? 280 : 150,
+      Math.max(
+        88,
+        ...[...view.state.rows.values()].map((row) => 6.4 * tableTitle(row, head?.varying || []).length + 20),
+      ),
+    );
     const wanted = nameWidth + JSON.stringify(columns.map((column) => [column.key, column.title, column.width]));
     if (wanted !== shape) build(wanted);
     rows = listed(view.state, view.wish, columns, gone);
@@ -50,7 +67,16 @@ function createTable(/** @type {View} */ view) {
       if (body.children[index] !== part.tr) placeRow(part.tr, index);
     });
     table.setAttribute("aria-rowcount", String(rows.length + 1));
-    setText(empty, !head ? "Waiting for the kernel…" : rows.length ? "" : view.state.rows.size ? "No run matches the filter." : "Runs appear here when run_fit starts.");
+    setText(
+      empty,
+      !head
+        ? "Waiting for the kernel…"
+        : rows.length
+          ? ""
+          : view.state.rows.size
+            ? "No run matches the filter."
+            : "Runs appear here when run_fit starts.",
+    );
     empty.hidden = !empty.textContent;
     scroller.hidden = !rows.length;
     if (all) {
@@ -72,7 +98,12 @@ function createTable(/** @type {View} */ view) {
     shape = wanted;
     parts.clear();
     body.replaceChildren();
-    all = h("input", { type: "checkbox", tabindex: -1, "aria-label": "Select all runs", onchange: () => selectAll(/** @type {any} */ (all).checked) });
+    all = h("input", {
+      type: "checkbox",
+      tabindex: -1,
+      "aria-label": "Select all runs",
+      onchange: () => selectAll(/** @type {any} */ (all).checked),
+    });
     header.replaceChildren(
       h("th", { scope: "col", class: "rf-pin rf-check" }, all),
       h("th", { scope: "col", class: "rf-pin rf-eye" }, h("span", { class: "rf-offscreen" }, "Curve")),
@@ -88,38 +119,105 @@ function createTable(/** @type {View} */ view) {
     table.setAttribute("aria-colcount", String(widths.length + 1));
   }
 
-  function sortHeader(/** @type {string} */ key, /** @type {string} */ title, /** @type {string} */ hint, /** @type {boolean} */ number, /** @type {string} */ more) {
+  function sortHeader(
+    /** @type {string} */ key,
+    /** @type {string} */ title,
+    /** @type {string} */ hint,
+    /** @type {boolean} */ number,
+    /** @type {string} */ more,
+  ) {
     const sorted = view.wish.sort.key === key;
-    const press = h("button", { type: "button", tabindex: -1, class: "rf-sort", title: hint || null, onclick: () => sortBy(key) }, title);
-    return h("th", { scope: "col", class: `${number ? "rf-number " : ""}${more}`, "data-key": key, "aria-sort": sorted ? (view.wish.sort.down ? "descending" : "ascending") : "none" }, press);
+    const press = h(
+      "button",
+      { type: "button", tabindex: -1, class: "rf-sort", title: hint || null, onclick: () => sortBy(key) },
+      title,
+    );
+    return h(
+      "th",
+      {
+        scope: "col",
+        class: `${number ? "rf-number " : ""}${more}`,
+        "data-key": key,
+        "aria-sort": sorted ? (view.wish.sort.down ? "descending" : "ascending") : "none",
+      },
+      press,
+    );
   }
 
   function sortBy(/** @type {string} */ key) {
     const { sort } = view.wish;
     view.wish.sort = { key, down: sort.key === key ? !sort.down : false };
     for (const th of header.querySelectorAll("[data-key]"))
-      th.setAttribute("aria-sort", th.dataset.key === key ? (view.wish.sort.down ? "descending" : "ascending") : "none");
+      th.setAttribute(
+        "aria-sort",
+        th.dataset.key === key ? (view.wish.sort.down ? "descending" : "ascending") : "none",
+      );
     view.changed();
   }
 
   function makeRow(/** @type {number} */ run) {
-    const check = h("input", { type: "checkbox", tabindex: -1, "aria-label": `Select run ${run}`, onclick: (/** @type {MouseEvent} */ event) => select(run, event.shiftKey) });
-    const eye = h("button", { type: "button", tabindex: -1, class: "rf-swatch", onclick: (/** @type {MouseEvent} */ event) => showHide(run, event.altKey) }, h("i"));
+    const check = h("input", {
+      type: "checkbox",
+      tabindex: -1,
+      "aria-label": `Select run ${run}`,
+      onclick: (/** @type {MouseEvent} */ event) => select(run, event.shiftKey),
+    });
+    const eye = h(
+      "button",
+      {
+        type: "button",
+        tabindex: -1,
+        class: "rf-swatch",
+        onclick: (/** @type {MouseEvent} */ event) => showHide(run, event.altKey),
+      },
+      h("i"),
+    );
     const name = h("td", { tabindex: -1, class: "rf-pin rf-run" }, h("span", { class: "rf-cut" }));
     const cells = columns.map((column) => makeCell(column));
     const ops = Object.keys(RUN_OPS).map((kind) => {
       const { label, icon: symbol } = RUN_OPS[/** @type {keyof typeof RUN_OPS} */ (kind)];
-      return button(`${label} run ${run}`, symbol, (event) => press(kind, run, event), { tabindex: -1, "data-op": kind });
+      return button(`${label} run ${run}`, symbol, (event) => press(kind, run, event), {
+        tabindex: -1,
+        "data-op": kind,
+      });
     });
-    const tr = h("tr", { "data-run": run, onpointerenter: () => view.light(run), onpointerleave: () => view.light(null), onclick: (/** @type {MouseEvent} */ event) => clicked(run, event) }, h("td", { class: "rf-pin rf-check" }, check), h("td", { class: "rf-pin rf-eye" }, eye), name, ...cells, h("td", { class: "rf-ops" }, h("span", null, ...ops)), h("td"));
+    const tr = h(
+      "tr",
+      {
+        "data-run": run,
+        onpointerenter: () => view.light(run),
+        onpointerleave: () => view.light(null),
+        onclick: (/** @type {MouseEvent} */ event) => clicked(run, event),
+      },
+      h("td", { class: "rf-pin rf-check" }, check),
+      h("td", { class: "rf-pin rf-eye" }, eye),
+      name,
+      ...cells,
+      h("td", { class: "rf-ops" }, h("span", null, ...ops)),
+      h("td"),
+    );
     const made = { tr, check, eye, name, cells, ops };
     parts.set(run, made);
     return made;
   }
 
   function makeCell(/** @type {Column} */ column) {
-    if (column.key === "progress") return h("td", { tabindex: -1 }, h("div", { class: "rf-bar", "aria-hidden": "true" }, h("i")), h("span", { class: "rf-figure" }));
-    if (column.key === "status") return h("td", { tabindex: -1 }, h("i", { class: "rf-dot" }), h("span"), h("span", { class: "rf-chip" }), h("span", { class: "rf-mark" }));
+    if (column.key === "progress")
+      return h(
+        "td",
+        { tabindex: -1 },
+        h("div", { class: "rf-bar", "aria-hidden": "true" }, h("i")),
+        h("span", { class: "rf-figure" }),
+      );
+    if (column.key === "status")
+      return h(
+        "td",
+        { tabindex: -1 },
+        h("i", { class: "rf-dot" }),
+        h("span"),
+        h("span", { class: "rf-chip" }),
+        h("span", { class: "rf-mark" }),
+      );
     return h("td", { tabindex: -1, class: column.number ? "rf-number" : "" }, h("span", { class: "rf-cut" }));
   }
 
@@ -137,8 +235,13 @@ function createTable(/** @type {View} */ view) {
     const color = slotColor(view.theme, view.slots.get(row.id) ?? -1);
     if (part.eye.style.color !== color) part.eye.style.color = color;
     const title = runTitle(row);
-    setText(/** @type {Element} */ (part.name.firstChild), title);
-    part.name.title = row.parent === null ? title : `${title}\n${row.warm ? "warm" : "cold"} clone of run ${row.parent}: ${Object.entries(row.changes).map(([name, value]) => `${shortName(name)}=${showValue(value)}`).join(", ")}`;
+    setText(/** @type {Element} */ (part.name.firstChild), tableTitle(row, state.head?.varying || []));
+    part.name.title =
+      row.parent === null
+        ? title
+        : `${title}\n${row.warm ? "warm" : "cold"} clone of run ${row.parent}: ${Object.entries(row.changes)
+            .map(([name, value]) => `${shortName(name)}=${showValue(value)}`)
+            .join(", ")}`;
     columns.forEach((column, index) => fillCell(part.cells[index], column, row));
     for (const op of part.ops) fillOp(op, row);
   }
@@ -164,16 +267,31 @@ function createTable(/** @type {View} */ view) {
     const [dot, word, chip, mark] = /** @type {any} */ (cell.children);
     setAttribute(dot, "data-status", row.status);
     setText(mark, row.inexact.length ? "≈" : "");
-    const order = [...view.link.orders].reverse().find((/** @type {Sent} */ one) => one.run === row.id && (!one.settled || performance.now() - one.settled < 4000));
+    const order = [...view.link.orders]
+      .reverse()
+      .find(
+        (/** @type {Sent} */ one) => one.run === row.id && (!one.settled || performance.now() - one.settled < 4000),
+      );
     setText(word, order ? "" : row.status);
     setText(chip, order ? chipText(order) : "");
     chip.dataset.status = order?.status || "";
-    cell.title = [row.error, order?.status === "refused" ? order.reason : "", ...row.inexact.map((reason) => `may differ from plain TRL: ${reason}`)].filter(Boolean).join("\n") || row.status;
+    cell.title =
+      [
+        row.error,
+        order?.status === "refused" ? order.reason : "",
+        ...row.inexact.map((reason) => `may differ from plain TRL: ${reason}`),
+      ]
+        .filter(Boolean)
+        .join("\n") || row.status;
   }
 
   function chipText(/** @type {Sent} */ order) {
     if (order.status === "sent") return order.late ? "not confirmed" : `${order.kind}…`;
-    return order.status === "pending" ? `${order.kind} pending` : order.status === "already" ? "was so already" : `${order.kind} ${order.status}`;
+    return order.status === "pending"
+      ? `${order.kind} pending`
+      : order.status === "already"
+        ? "was so already"
+        : `${order.kind} ${order.status}`;
   }
 
   function fillOp(/** @type {HTMLButtonElement} */ op, /** @type {Row} */ row) {
@@ -181,7 +299,11 @@ function createTable(/** @type {View} */ view) {
     const back = kind === "delete" && row.status === "deleted";
     const reason = refusal(view.state.head, row, back ? "undelete" : kind);
     setAttribute(op, "aria-disabled", reason ? "true" : null);
-    const label = back ? "Bring back" : kind === "resume" && row.status === "completed" ? "Train longer" : RUN_OPS[kind].label;
+    const label = back
+      ? "Bring back"
+      : kind === "resume" && row.status === "completed"
+        ? "Train longer"
+        : RUN_OPS[kind].label;
     setAttribute(op, "aria-label", `${label} run ${row.id}`);
     const title = reason ? `${label}: ${reason}` : `${label} (Alt copies the %rapidfire line)`;
     if (op.title !== title) op.title = title;
@@ -193,7 +315,10 @@ function createTable(/** @type {View} */ view) {
 
   function press(/** @type {string} */ kind, /** @type {number} */ run, /** @type {MouseEvent} */ event) {
     const wanted = kind === "delete" && view.state.rows.get(run)?.status === "deleted" ? "undelete" : kind;
-    if (event.altKey) void copyText(actLines(view, wanted, [run])).then((done) => view.say(done ? `copied: ${actLines(view, wanted, [run])}` : "this page may not copy"));
+    if (event.altKey)
+      void copyText(actLines(view, wanted, [run])).then((done) =>
+        view.say(done ? `copied: ${actLines(view, wanted, [run])}` : "this page may not copy"),
+      );
     else act(view, wanted, [run]);
   }
 
@@ -211,7 +336,8 @@ function createTable(/** @type {View} */ view) {
   function select(/** @type {number} */ run, /** @type {boolean} */ range, on = !view.wish.selected.has(run)) {
     const ids = rows.map((row) => row.id);
     const [from, to] = [ids.indexOf(range ? anchor : run), ids.indexOf(run)].sort((a, b) => a - b);
-    for (const id of from < 0 ? [run] : ids.slice(from, to + 1)) on ? view.wish.selected.add(id) : view.wish.selected.delete(id);
+    for (const id of from < 0 ? [run] : ids.slice(from, to + 1))
+      on ? view.wish.selected.add(id) : view.wish.selected.delete(id);
     anchor = run;
     view.changed();
   }
@@ -242,7 +368,9 @@ function createTable(/** @type {View} */ view) {
     (wanted || body.querySelector(".rf-run") || header.querySelector(".rf-sort"))?.setAttribute("tabindex", "0");
   }
 
-  table.addEventListener("focusin", (/** @type {FocusEvent} */ event) => keepStop(/** @type {any} */ (event.target).closest("input, button, td[tabindex]")));
+  table.addEventListener("focusin", (/** @type {FocusEvent} */ event) =>
+    keepStop(/** @type {any} */ (event.target).closest("input, button, td[tabindex]")),
+  );
 
   function focus(/** @type {any} */ stop) {
     if (!stop) return;
@@ -271,11 +399,30 @@ function createTable(/** @type {View} */ view) {
     const inside = stops(/** @type {any} */ (at.closest("td, th"))).indexOf(at);
     const there = next.children[cell];
     const choices = stops(there);
-    focus(choices[Math.min(Math.max(0, inside), choices.length - 1)] || (there.hasAttribute("tabindex") ? /** @type {HTMLElement} */ (there) : stops(next)[0]));
+    focus(
+      choices[Math.min(Math.max(0, inside), choices.length - 1)] ||
+        (there.hasAttribute("tabindex") ? /** @type {HTMLElement} */ (there) : stops(next)[0]),
+    );
   }
 
-  const focused = () => Number(/** @type {HTMLElement | null} */ (document.activeElement?.closest("tr[data-run]"))?.dataset.run ?? table.querySelector('[tabindex="0"]')?.closest("tr[data-run]")?.getAttribute("data-run") ?? NaN);
-  return { element, table, update, step, select, selectAll, showHide, focused, ids: () => rows.map((row) => row.id), focusRun: (/** @type {number} */ run) => focus(parts.get(run)?.name) };
+  const focused = () =>
+    Number(
+      /** @type {HTMLElement | null} */ (document.activeElement?.closest("tr[data-run]"))?.dataset.run ??
+        table.querySelector('[tabindex="0"]')?.closest("tr[data-run]")?.getAttribute("data-run") ??
+        NaN,
+    );
+  return {
+    element,
+    table,
+    update,
+    step,
+    select,
+    selectAll,
+    showHide,
+    focused,
+    ids: () => rows.map((row) => row.id),
+    focusRun: (/** @type {number} */ run) => focus(parts.get(run)?.name),
+  };
 }
 
 /** Hyperparameters that are the same for all runs, in a line. */

@@ -11,8 +11,11 @@ function isDark(/** @type {HTMLElement} */ element) {
   if (document.body.matches(".vscode-dark, .vscode-high-contrast")) return true;
   if (document.body.matches(".vscode-light")) return false;
   for (let at = element.parentElement; at; at = at.parentElement) {
-    const numbers = getComputedStyle(at).backgroundColor.match(/[\d.]+/g)?.map(Number);
-    if (numbers && (numbers.length < 4 || numbers[3] > 0.5)) return 0.3 * numbers[0] + 0.6 * numbers[1] + 0.1 * numbers[2] < 128;
+    const numbers = getComputedStyle(at)
+      .backgroundColor.match(/[\d.]+/g)
+      ?.map(Number);
+    if (numbers && (numbers.length < 4 || numbers[3] > 0.5))
+      return 0.3 * numbers[0] + 0.6 * numbers[1] + 0.1 * numbers[2] < 128;
   }
   return false;
 }
@@ -47,6 +50,9 @@ function slotColor(/** @type {Theme} */ theme, /** @type {number} */ slot) {
 /** Calls back when the page changes between dark and light; gives the function that ends it. */
 function watchTheme(/** @type {() => void} */ changed) {
   const observer = new MutationObserver(changed);
-  observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  observer.observe(document.body, {
+    attributes: true,
+    attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"],
+  });
   return () => observer.disconnect();
 }
