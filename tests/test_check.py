@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tiny
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDataset
 
 from rapidfire_jupyter.data import check
 from rapidfire_jupyter.data.check import check_data
@@ -391,3 +391,22 @@ def test_near_duplicates_are_not_looked_for_in_many_rows_unless_asked(monkeypatc
 
     assert found(check_data(rows), "near_duplicates") == []
     assert found(check_data(rows, near_duplicates=0.9), "near_duplicates") == [("warning", 1, (2,))]
+
+
+def test_of_a_stream_the_first_rows_are_checked():
+    stream = IterableDataset.from_generator(lambda: iter([{"text": ""}] * 500))
+
+    report = check_data(stream, tokenizer=tiny.tokenizer())
+
+    assert report.parts[0].rows == 100
+    assert "a stream: only its first 100 rows were checked" in texts(report)
+    assert found(report, "empty")[0][:2] == ("error", 100)
+
+
+def test_what_is_no_data_set_is_refused():
+    with pytest.raises(DataError, match="train is a DatasetDict with the splits a; give one"):
+        check_data(DatasetDict({"a": Dataset.from_list(rows_of(2))}))
+    with pytest.raises(DataError, match="eval has no rows; give at least one"):
+        check_data(rows_of(2), Dataset.from_list([]))
+    with pytest.raises(DataError, match=r"train must be a datasets.Dataset, a list of dicts"):
+        check_data("train.jsonl")

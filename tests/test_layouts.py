@@ -6,7 +6,7 @@ import re
 import pyarrow as pa
 import pytest
 import tiny
-from datasets import Dataset, IterableDataset
+from datasets import ClassLabel, Dataset, Features, IterableDataset, Value
 from trl.data_utils import is_conversational
 
 from rapidfire_jupyter.data.formatting import format_rows
@@ -504,3 +504,26 @@ def test_a_batch_of_too_few_values_is_refused():
         DataError, match=r"3 values for a batch of 3 rows, got 2 for 'text' on train"
     ):
         format_rows(load_data(ALPACA), short, "train")
+
+
+def test_a_stream_is_mapped_while_it_is_read():
+    stream = IterableDataset.from_generator(lambda: iter(ALPACA * 60))
+    plain = IterableDataset.from_generator(lambda: iter([{"text": "x"}]))
+
+    made = list(to_trl(stream, recognise(stream, "SFT")))
+
+    assert len(made) == 180
+    assert made[1] == made[178] == mapped(ALPACA, "SFT")[1]
+    assert to_trl(plain, recognise(plain, "SFT")) is plain
+
+
+def test_columns_that_are_not_mapped_keep_their_meaning():
+    features = Features(
+        {**{n: Value("string") for n in ALPACA[0]}, "kind": ClassLabel(names=["a"])}
+    )
+    data = Dataset.from_list([{**row, "kind": 0} for row in ALPACA], features=features)
+
+    made = to_trl(data, recognise(data, "SFT"))
+
+    assert made.features["kind"] == features["kind"]
+    assert made.column_names == ["kind", "prompt", "completion"]

@@ -8,6 +8,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from rapidfire_jupyter.data.load import load_data
@@ -275,6 +277,28 @@ def test_arguments_of_tool_calls_keep_their_own_keys(write):
     assert data.to_list() == rows
 
 
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=6)
+    | st.integers(-8000, 8000).map(lambda n: n / 8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from("xyz"), inner, max_size=2),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("ab"), JSON_VALUES, min_size=1), min_size=1))
+def test_whatever_values_rows_have_they_come_out_as_they_went_in(rows):
+    data = load_data(rows)
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    assert data.to_list() == [{name: row.get(name) for name in names} for row in rows]
+    for row, made in zip(rows, data, strict=True):
+        for name, value in row.items():
+            assert isinstance(made[name], str) == isinstance(value, str)
+            assert isinstance(made[name], bool) == isinstance(value, bool)
+
+
 # ---- files that are broken
 
 
@@ -326,7 +350,9 @@ def test_a_broken_list_is_named_with_line_and_column(write):
     after = refused(write("c.json", '[{"p": 1}]\n{"p": 2}'))
 
     assert comma.startswith("a.json, line 3, column ")
-    assert "the list of rows does not end with ]" in end
+    assert end.startswith("b.json, line 3, column 10: no valid JSON: the list of rows does not end")
+    missing = refused(write("d.json", '[{"p": 1}\n {"p": 2}]'))
+    assert missing.startswith("d.json, line 2, column 2: no valid JSON: the list of rows misses a")
     assert after.startswith("c.json, line 2, column 1: no valid JSON: text after the end")
 
 
@@ -472,6 +498,22 @@ def test_a_column_that_differs_between_files_is_named(write):
     assert refused("*.parquet") == (
         "b.parquet: column 'p' is int64, but in a.parquet it is string; write both alike"
     )
+
+
+def test_options_for_the_hub_are_refused_for_files(write):
+    assert refused(write("a.jsonl", LINES), revision="main") == (
+        "load_data has no argument 'revision' for files; those go to datasets.load_dataset for a "
+        "name on the Hub"
+    )
+
+
+def test_a_long_list_is_read_in_blocks(write):
+    rows = [{"p": str(n)} for n in range(20_001)]
+
+    data = load_data(write("a.json", json.dumps(rows)))
+
+    assert data["p"][-1] == "20000"
+    assert len(data) == 20_001
 
 
 def test_a_path_that_is_not_there_is_refused(write):

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rapidfire_jupyter.data import conversations, duplicates, layouts, lengths
+from rapidfire_jupyter.data.columns import dataset_of
 from rapidfire_jupyter.data.layouts import Layout
-from rapidfire_jupyter.data.load import from_memory
 from rapidfire_jupyter.data.report import DataReport, Finding, Level, Part, row_count
+from rapidfire_jupyter.data.sets import as_dataset
 from rapidfire_jupyter.data.values import is_blank, is_chat
 from rapidfire_jupyter.errors import DataError
 
@@ -93,7 +94,7 @@ def check_data(
     for name, given in (("train", train), ("eval", eval)):
         if given is None and name == "eval":
             continue
-        data = given if hasattr(given, "with_format") else from_memory(given, name)
+        data = as_dataset(given, name)
         part, found, one = _check_one(name, data, trainer_type, kind)
         if one is not None:
             read.append(one)
@@ -129,6 +130,11 @@ def _check_one(
 ) -> tuple[Part, list[Finding], _Read | None]:
     """What can be told of one data set without tokens."""
     table = layouts.as_table(data)
+    found = []
+    if not hasattr(data, "__len__"):
+        text = f"a stream: only its first {row_count(table.num_rows)} were checked"
+        found.append(_finding("stream", "note", name, [], text))
+        data = dataset_of(table)
     allowed = layouts.allowed_kinds(table, trainer_type, kind)
     kinds, codes = layouts.row_kinds(table, allowed)
     counts = np.bincount(codes, minlength=len(kinds) + 1)
@@ -141,9 +147,9 @@ def _check_one(
     except DataError as error:
         lacking = codes == len(kinds)
         text = _without(name, str(error))
-        return part, [_finding("layout", "error", name, lacking, text)], None
+        return part, [*found, _finding("layout", "error", name, lacking, text)], None
     one = _Read(name, data, table, layout, texts, hashes)
-    found = [_finding("layout", "note", name, [], note) for note in layout.notes]
+    found += [_finding("layout", "note", name, [], note) for note in layout.notes]
     found += _blank(one)
     found += _turns(one)
     found += _pairs(one)

@@ -15,8 +15,8 @@ from rapidfire_jupyter.data import layouts
 from rapidfire_jupyter.data.columns import dataset_of
 from rapidfire_jupyter.data.kinds import KINDS
 from rapidfire_jupyter.data.layouts import Layout
-from rapidfire_jupyter.data.load import from_memory
 from rapidfire_jupyter.data.report import row_count
+from rapidfire_jupyter.data.sets import as_dataset
 from rapidfire_jupyter.data.values import is_blank, is_chat, is_text, truth_values
 from rapidfire_jupyter.errors import DataError
 
@@ -142,7 +142,7 @@ def clean_data(
     Raises:
         DataError: The data have no layout, or several and `kind` is not given; or no row is left.
     """
-    data = data if hasattr(data, "with_format") else from_memory(data, "the data")
+    data = as_dataset(data, "the data")
     if not hasattr(data, "__len__"):
         raise DataError("clean_data needs all rows at hand, got a stream; load it as a Dataset")
     table = layouts.as_table(data)
@@ -174,7 +174,7 @@ def clean_data(
     dropped = tuple(sorted(work.dropped, key=lambda drop: drop.row))
     report = CleanReport(table.num_rows, len(work.rows), stripped, dropped)
     if stripped:
-        return dataset_of(work.table), report
+        return dataset_of(work.table, data.features), report
     return (data.select(work.rows) if dropped else data), report
 
 
@@ -237,7 +237,7 @@ def _drop_empty(work: _Work, layout: Layout) -> None:
 
 
 def _drop_shared(work: _Work, layout: Layout, not_in: Any, trainer_type: str | None) -> None:
-    others = not_in if hasattr(not_in, "with_format") else from_memory(not_in, "not_in")
+    others = as_dataset(not_in, "not_in")
     table = layouts.as_table(others)
     theirs = layouts.recognise(table, trainer_type, layout.kind, "not_in")
     mine = equal.row_hashes(work.table, layout, "the data")

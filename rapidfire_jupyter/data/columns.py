@@ -2,17 +2,17 @@
 
 A column of strings is text and stays so, whatever its strings look like. A column whose values are
 of several types, or whose objects have different keys, is kept as JSON (`datasets.Json`), so that
-no string becomes a number and no key appears that a row did not have. Whole numbers over 64 bits
-become text.
+no string becomes a number and no key appears that a row did not have. (What reads that JSON may
+miss the last of a fraction's 17 digits.) Whole numbers over 64 bits become text.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rapidfire_jupyter.data.reading import Block
+from rapidfire_jupyter.data.reading import BLOCK_ROWS, Block
 from rapidfire_jupyter.errors import DataError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def rows_table(rows: list[dict[str, Any]], name: str) -> pa.Table:
         DataError: As `table_of`; or a column's name is no string.
         TypeError: As `table_of`.
     """
-    size = 10_000
+    size = BLOCK_ROWS
     starts = range(0, len(rows), size)
     for number, row in enumerate(rows, start=1):
         for key in row:
@@ -77,15 +77,24 @@ def plain_columns(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def dataset_of(table: pa.Table) -> "Dataset":
+def dataset_of(table: pa.Table, features: Mapping[str, Any] | None = None) -> "Dataset":
     """The data set over a table.
 
     It is named at random: the name that datasets would make digests a copy of all rows, and is for
     files that cache what was computed, which data in memory have none of.
+
+    Args:
+        features: What columns stand for where Arrow's types do not tell it, such as images. Any:
+            features of datasets.
     """
-    from datasets import Dataset
+    from datasets import Dataset, Features
     from datasets.fingerprint import generate_random_fingerprint
 
+    known = Features.from_arrow_schema(table.schema)
+    for name, feature in (features or {}).items():
+        if name in known:
+            known[name] = feature
+    table = table.replace_schema_metadata(known.arrow_schema.metadata)
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 

@@ -59,9 +59,9 @@ def load_data(
 
     Args:
         data: A path, a glob or a URL of JSON Lines, JSON, CSV, TSV, Parquet or text files, gzipped
-            or not; a folder of them, or one that `datasets` saved; a list of paths; the name of a
-            data set on the Hub; a datasets.Dataset, IterableDataset or DatasetDict; a list of
-            dicts; a pandas DataFrame.
+            or not; a folder of them (names that start with . or _ are left out), or one that
+            `datasets` saved; a list of paths; the name of a data set on the Hub; a
+            datasets.Dataset, IterableDataset or DatasetDict; a list of dicts; a pandas DataFrame.
         split: Which part: a key of a DatasetDict, a split of the Hub's, or "train", "validation"
             or "test" of files that have the word in their name.
         field: Key under which a JSON file that is one object has its rows.
@@ -145,7 +145,7 @@ def _from_path(
     storage_options: Mapping[str, Any] | None,
 ) -> Any:
     """The data set at a path or URL; None if nothing is there and the path may be a Hub name."""
-    saved = _saved(path, storage_options)
+    saved = None if _kind(path) else _saved(path, storage_options)
     if saved is not None:
         return saved if not isinstance(saved, dict) else _pick(saved, split, path)
     files = _found(path, encoding, storage_options)
@@ -162,7 +162,7 @@ def _saved(path: str, storage_options: Mapping[str, Any] | None) -> Any:
     try:
         fs, root = url_to_fs(path, **(storage_options or {}))
         names = ("dataset_dict.json", "state.json")
-        if not any(fs.isfile(f"{root.rstrip('/')}/{name}") for name in names):
+        if not fs.isdir(root) or not any(fs.isfile(f"{root.rstrip('/')}/{name}") for name in names):
             return None
     except (OSError, ValueError, ImportError):
         return None

@@ -14,34 +14,32 @@ What needs no change is not touched: then the data set itself is returned.
 """  # noqa: E501
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rapidfire_jupyter.data.columns import dataset_of
+from rapidfire_jupyter.data.columns import dataset_of, rows_table
 from rapidfire_jupyter.data.conversations import clean_messages
 from rapidfire_jupyter.data.layouts import Layout, as_table
 from rapidfire_jupyter.data.values import is_chat, text_column
 from rapidfire_jupyter.errors import DataError
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+BATCH = 100  # rows of a stream that are mapped at once
 _ANSWERS = ("output", "chosen", "rejected")
 _TRL_NAMES = ("messages", "prompt", "completion", "text", "chosen", "rejected", "conversations")
 
 
-def to_trl(
-    dataset: "Dataset", layout: Layout, tokenizer: Any = None, what: str = "the data"
-) -> "Dataset":
+def to_trl(dataset: Any, layout: Layout, tokenizer: Any = None, what: str = "the data") -> Any:
     """The data set in TRL's columns, with as many rows in the same order.
 
     Args:
+        dataset: A datasets.Dataset, or an IterableDataset, which is mapped while it is read. Any:
+            as is what is returned.
         layout: As `recognise` gives it for this data set.
         tokenizer: Decides whether instructions become messages; None gives text. Any: a tokenizer
             of transformers.
@@ -55,6 +53,8 @@ def to_trl(
         refuse_without_template(tokenizer, what)
     if layout.kind == "tokens":
         return dataset
+    if not hasattr(dataset, "__len__"):
+        return _stream_to_trl(dataset, layout, tokenizer, what)
     table = as_table(dataset)
     columns = dict(zip(table.column_names, table.columns, strict=True))
     made = _parts(columns, layout, has_template(tokenizer), what)
@@ -72,7 +72,27 @@ def to_trl(
             table = table.set_column(table.column_names.index(name), name, column)
         else:
             table = table.append_column(name, column)
-    return dataset_of(table)
+    return dataset_of(table, {n: f for n, f in dataset.features.items() if n not in made})
+
+
+def _stream_to_trl(stream: Any, layout: Layout, tokenizer: Any, what: str) -> Any:
+    """A stream in TRL's columns; the same one if its first rows need no change."""
+    sample = dataset_of(as_table(stream))
+    first = to_trl(sample, layout, tokenizer, what)
+    if first is sample:
+        return stream
+
+    def convert(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        rows = [
+            dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
+        ]
+        made: dict[str, list[Any]] = to_trl(
+            dataset_of(rows_table(rows, what)), layout, tokenizer, what
+        ).to_dict()
+        return made
+
+    gone = [name for name in sample.column_names if name not in first.column_names]
+    return stream.map(convert, batched=True, batch_size=BATCH, remove_columns=gone)
 
 
 def has_template(tokenizer: Any) -> bool:

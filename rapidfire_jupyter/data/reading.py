@@ -13,6 +13,7 @@ from rapidfire_jupyter.data.files import CHUNK_BYTES, File, numbered_lines, open
 from rapidfire_jupyter.data.kinds import NAMES
 from rapidfire_jupyter.errors import DataError
 
+BLOCK_ROWS = 10_000
 _CONVERSATION_KEYS = ("role", "from", "content", "value")
 
 
@@ -71,7 +72,7 @@ def text_blocks(file: File) -> Iterator[Block]:
             if line.strip():
                 rows.append({"text": line.removesuffix("\r")})
                 places.append(number)
-            if len(rows) == 10_000:
+            if len(rows) == BLOCK_ROWS:
                 yield Block(file.name, rows, places)
                 rows, places = [], []
         if rows:
@@ -146,55 +147,66 @@ def _parsed(file: File, text: str, line: int, last: bool) -> Any:  # Any: a JSON
 
 def _rows_of_document(file: File, text: str, line: int, field: str | None) -> Iterator[Block]:
     """Rows of a file that is read as a whole; `line` is the number of the text's first line."""
-    decode = json.JSONDecoder().raw_decode
-    pos, listed = _skip(text, 0, " \t\r\n"), False
-    if field is None and text.startswith("[", pos):
-        pos, listed = _skip(text, pos + 1, " \t\r\n"), True
     rows: list[dict[str, Any]] = []
     places: list[int] = []
-    counted = 0
-    while pos < len(text):
-        if listed and text[pos] == "]":
-            pos = _skip(text, pos + 1, " \t\r\n")
-            if pos < len(text):
-                raise DataError(_at(file, text, pos, line, "text after the end of the list"))
-            listed = False
-            break
-        line += text.count("\n", counted, pos)
-        counted = pos
-        begin = pos - (text.rfind("\n", 0, pos) + 1)
-        try:
-            value, pos = decode(text, pos)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                _at(file, text, error.pos, line - text.count("\n", 0, counted), error.msg)
-            ) from error
-        except RecursionError as error:
-            raise DataError(f"{file.name}, line {line}: nested too deeply; flatten it") from error
-        where = f"{file.name}, line {line}, column {begin + 1}"
+    blocks = 0
+    for place, column, value in _values(file, text, line, field is None):
+        where = f"{file.name}, line {place}, column {column}"
         if field is not None:
             yield from _field_rows(file, value, field, where)
             return
         if not isinstance(value, dict):
             _refuse_row(where, value)
         rows.append(value)
-        places.append(line)
-        pos = _skip(text, pos, " \t\r\n")
-        if listed and pos < len(text) and text[pos] == ",":
-            pos = _skip(text, pos + 1, " \t\r\n")
-        elif listed and not text.startswith("]", pos):
-            break
-    if listed:
-        first = line - text.count("\n", 0, counted)
-        raise DataError(_at(file, text, pos, first, "the list of rows does not end with ]"))
-    if len(rows) == 1:
+        places.append(place)
+        if len(rows) == BLOCK_ROWS:
+            yield Block(file.name, rows, places)
+            rows, places = [], []
+            blocks += 1
+    if blocks == 0 and len(rows) == 1:
         _refuse_wrapped(file.name, rows[0])
-    for start in range(0, len(rows), 10_000):
-        yield Block(file.name, rows[start : start + 10_000], places[start : start + 10_000])
+    if rows:
+        yield Block(file.name, rows, places)
 
 
-def _skip(text: str, pos: int, blanks: str) -> int:
-    while pos < len(text) and text[pos] in blanks:
+def _values(
+    file: File, text: str, first_line: int, may_be_list: bool
+) -> Iterator[tuple[int, int, Any]]:
+    """Line, column and value of each item of a list, or of each value one after another."""
+    decode = json.JSONDecoder().raw_decode
+    pos = _skip(text, 0)
+    listed = may_be_list and text.startswith("[", pos)
+    if listed:
+        pos = _skip(text, pos + 1)
+    line, counted = first_line, 0
+    while pos < len(text) and not (listed and text[pos] == "]"):
+        line += text.count("\n", counted, pos)
+        counted = pos
+        column = pos - text.rfind("\n", 0, pos)
+        try:
+            value, pos = decode(text, pos)
+        except json.JSONDecodeError as error:
+            raise DataError(_at(file, text, error.pos, first_line, error.msg)) from error
+        except RecursionError as error:
+            raise DataError(f"{file.name}, line {line}: nested too deeply; flatten it") from error
+        yield line, column, value
+        pos = _skip(text, pos)
+        if listed and text.startswith(",", pos):
+            pos = _skip(text, pos + 1)
+        elif listed and not text.startswith("]", pos):
+            what = "does not end" if pos == len(text) else "misses a comma"
+            raise DataError(_at(file, text, pos, first_line, f"the list of rows {what}"))
+    if listed:
+        if pos == len(text):
+            raise DataError(_at(file, text, pos, first_line, "the list of rows does not end"))
+        pos = _skip(text, pos + 1)
+        if pos < len(text):
+            raise DataError(_at(file, text, pos, first_line, "text after the end of the list"))
+
+
+def _skip(text: str, pos: int) -> int:
+    """The place of the next letter that is no blank of JSON's."""
+    while pos < len(text) and text[pos] in " \t\r\n":
         pos += 1
     return pos
 

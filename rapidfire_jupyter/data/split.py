@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rapidfire_jupyter.data import duplicates, layouts
-from rapidfire_jupyter.data.load import from_memory
+from rapidfire_jupyter.data.sets import as_dataset
 from rapidfire_jupyter.data.values import is_text
 from rapidfire_jupyter.errors import DataError
 
@@ -38,7 +38,7 @@ def split_data(
         raise DataError(f"eval_fraction must be over 0 and under 1, got {eval_fraction!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise DataError(f"seed must be a whole number >= 0, got {seed!r}")
-    data = data if hasattr(data, "with_format") else from_memory(data, "the data")
+    data = as_dataset(data, "the data")
     if not hasattr(data, "__len__"):
         raise DataError("split_data needs all rows at hand, got a stream; load it as a Dataset")
     table = layouts.as_table(data)
