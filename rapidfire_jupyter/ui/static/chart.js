@@ -16,7 +16,7 @@ function ticks(low, high, count) {
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && found.length < 50; i += 1)
     found.push(i * step || 0);
-  return found;
+  return found.length < 2 && count < 16 ? ticks(low, high, 2 * count) : found;
 }
 
 /** Ticks of an axis of seconds: whole parts of minutes and hours. */
@@ -89,7 +89,8 @@ function planChart(lines, wish, width, height) {
 
 /** Tick labels share their decimals: 0.5, 1.0, 1.5. */
 function tickText(/** @type {number} */ at, /** @type {number[]} */ all) {
-  const step = all.length > 1 ? all[1] - all[0] : Math.abs(at) || 1;
+  if (all.length < 2) return String(Number(at.toPrecision(6))).replace("-", "−");
+  const step = all[1] - all[0];
   const size = Math.max(...all.map(Math.abs));
   if (size >= 1e6) return showNumber(at, 3);
   if (size > 0 && size < 1e-2) return at ? String(Number(at.toPrecision(3)).toExponential()).replace("+", "") : "0";
