@@ -310,3 +310,32 @@ def test_a_file_is_taken_as_it_should_be_or_refused_in_one_line(case, tmp_path):
     assert len(rows) == len(data)
     assert case.rows is None or len(data) == case.rows
     assert [text for text in case.says if text not in repr(report)] == []
+
+
+TRAINED = [case for case in GOOD + AWKWARD if case.first is not None and case.trainer != "GRPO"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_trl_tokenises_what_it_is_given_and_finds_no_none_in_it(case, tmp_path):
+    import trl
+
+    data, _, _ = came_of(case, tmp_path / case.name)
+    tokenizer = tiny.tokenizer()
+    args = getattr(trl, f"{case.trainer}Config")(
+        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_length=None
+    )
+    reference = {"ref_model": tiny.model()} if case.trainer == "DPO" else {}
+
+    trainer = getattr(trl, f"{case.trainer}Trainer")(
+        model=tiny.model(), args=args, processing_class=tokenizer, **reference,
+        train_dataset=to_trl(data, recognise(data, case.trainer), tokenizer),
+    )  # fmt: skip
+
+    made = trainer.train_dataset
+    columns = ("input_ids",) if case.trainer == "SFT" else ("prompt_ids", "chosen_ids")
+    texts = [tokenizer.decode([i for name in columns for i in row[name]]) for row in made]
+    assert len(texts) == len(data)
+    assert not any("None" in text for text in texts)
+    if case.trainer == "SFT" and "prompt" in made.column_names:
+        assert any(-100 in labels for labels in made["labels"])

@@ -623,3 +623,21 @@ def test_nothing_but_the_given_file_is_opened(write, monkeypatch):
     load_data(name)
 
     assert {path.rpartition("/")[2] for path in opened} == {"a.jsonl"}
+
+
+def test_messages_that_change_after_many_rows_keep_every_value():
+    plain = {"m": [{"role": "user", "content": "hi"}]}
+    rows = [plain] * 20_000
+    others = [
+        {"m": [{"role": "user", "content": 7}]},
+        {"m": [{"role": "user", "content": "hi", "name": "bot"}]},
+        {"m": "text"},
+        {"m": [None]},
+        {"m": []},
+        {"m": None},
+    ]
+
+    for other in others:
+        data = load_data([*rows, other, plain])
+        assert data[-2:]["m"] == [other["m"], plain["m"]]
+        assert data[0] == plain

@@ -36,7 +36,9 @@ def table_of(blocks: Iterable[Block]) -> pa.Table:
         for name in dict.fromkeys(key for row in block.rows for key in row):
             values = [row.get(name) for row in block.rows]
             column = parts.setdefault(name, [total] if total else [])
-            column.append(_array(values, name, block, big))
+            before = column[-1] if column else None
+            array = None if isinstance(before, int) else _as_before(values, before)
+            column.append(_array(values, name, block, big) if array is None else array)
         total += len(block.rows)
         for column in parts.values():
             missing = total - sum(p if isinstance(p, int) else len(p) for p in column)
@@ -128,6 +130,25 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 def is_json(kind: pa.DataType) -> bool:
     """Whether a column of this type is kept as JSON."""
     return isinstance(kind, pa.JsonType)
+
+
+def _as_before(values: list[Any], before: pa.Array | None) -> pa.Array | None:
+    """Lists of objects of texts as the block before had them; None if they are anything else.
+
+    Arrow takes long to infer the type of such lists, and short to be told it.
+    """
+    if before is None or not pa.types.is_list(before.type):
+        return None
+    inner = before.type.value_type
+    if not pa.types.is_struct(inner) or not all(pa.types.is_string(f.type) for f in inner):
+        return None
+    names = {field.name for field in inner}
+    try:
+        if all(item.keys() == names for value in values if value is not None for item in value):
+            return pa.array(values, before.type)
+    except (*_MIXED, AttributeError, TypeError, UnicodeEncodeError):
+        pass  # found out anew, and then named
+    return None
 
 
 def _array(values: list[Any], name: str, block: Block, big: set[str]) -> pa.Array:

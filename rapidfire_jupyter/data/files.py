@@ -9,7 +9,7 @@ from typing import IO, Protocol
 
 from rapidfire_jupyter.errors import DataError
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
