@@ -6,6 +6,7 @@ const EDGE = { left: 56, right: 40, top: 12, bottom: 34 };
 /**
  * Round numbers that cut a stretch of an axis into about `count` parts.
  * @param {number} low @param {number} high @param {number} count
+ * @returns {number[]}
  */
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);

@@ -104,8 +104,10 @@ function panelKey(
   if ((event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === "z") return (undo(view), true);
   if (event.ctrlKey || event.metaKey || event.altKey) return false;
   if (event.key === "/") return (filter.focus(), true);
-  if (event.key === "?")
-    return /** @type {any} */ ((view.root.querySelector("[aria-controls^=rf-help]")).click(), true);
+  if (event.key === "?") {
+    /** @type {any} */ (view.root.querySelector("[aria-controls^=rf-help]")).click();
+    return true;
+  }
   if (event.key === "y") {
     const last = view.link.orders[view.link.orders.length - 1];
     if (last)
