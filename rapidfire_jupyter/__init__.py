@@ -11,6 +11,10 @@ if TYPE_CHECKING:
         RFModelConfig,
         RFSFTConfig,
     )
+    from rapidfire_jupyter.data.check import check_data
+    from rapidfire_jupyter.data.clean import clean_data
+    from rapidfire_jupyter.data.load import load_data
+    from rapidfire_jupyter.data.split import split_data
     from rapidfire_jupyter.experiment import Experiment
     from rapidfire_jupyter.magics import load_ipython_extension, unload_ipython_extension
     from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
@@ -27,7 +31,11 @@ __all__ = [
     "RFRandomSearch",
     "RFSFTConfig",
     "Range",
+    "check_data",
+    "clean_data",
+    "load_data",
     "load_ipython_extension",
+    "split_data",
     "unload_ipython_extension",
 ]
 
@@ -35,6 +43,10 @@ _HOMES = {
     "Experiment": "experiment",
     "RFGridSearch": "search",
     "RFRandomSearch": "search",
+    "check_data": "data.check",
+    "clean_data": "data.clean",
+    "load_data": "data.load",
+    "split_data": "data.split",
     "load_ipython_extension": "magics",
     "unload_ipython_extension": "magics",
 }

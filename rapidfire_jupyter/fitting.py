@@ -22,6 +22,7 @@ import torch
 from rapidfire_jupyter import isolation, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
+from rapidfire_jupyter.data.check import check_data
 from rapidfire_jupyter.data.plan import make_plan
 from rapidfire_jupyter.data.sets import as_dataset, fingerprint
 from rapidfire_jupyter.encoding import decode, encode
@@ -84,6 +85,7 @@ def start(
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
     _check_process_wide(configs)
+    findings = _check_data(configs, train, evaluation)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
     data = trainers.FitData(train, evaluation, plan, request.seed, request.eval_rows)
@@ -103,7 +105,7 @@ def start(
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
     if state.fit is None:
         print(search.describe())
-        for note in notes:
+        for note in (*notes, *findings):
             print(note)
         storage.write_json(
             folder / "experiment.json", {"name": name, **facts, "versions": _versions()}
@@ -199,6 +201,24 @@ def _check_config(
         value = getattr(config.model, name)
         if value is not None and not callable(value):
             raise ConfigError(f"run {number}: {name} must be a function, got {value!r}")
+
+
+def _check_data(configs: list[RunConfig], train: Any, evaluation: Any) -> list[str]:
+    """Refuse data that a config's trainer cannot train on; gives what to tell of it, in lines."""
+    told: dict[str, None] = {}
+    seen = set()
+    for config in configs:
+        kind = config.trainer_type
+        own = trainers.given_args(config).get("dataset_text_field", "text") != "text"
+        if config.model.formatting_func is not None or own or kind in seen:
+            continue
+        seen.add(kind)
+        report = check_data(train, evaluation, trainer_type=kind, near_duplicates=False)
+        report.refuse()
+        for finding in (*report.warnings, *report.notes):
+            if finding.kind not in ("few_rows", "eval_share"):
+                told[f"data: {finding}"] = None
+    return list(told)
 
 
 def _check_process_wide(configs: list[RunConfig]) -> None:

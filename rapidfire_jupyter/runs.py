@@ -153,6 +153,7 @@ class RunView:
         return script.plain_trl(
             fit.folder,
             fit.executor.data,
+            fit.executor.sets(fit.configs[self.id]),
             fit.executor.create_model,
             fit.configs[self.id],
             self.facts.chunk_ends,

@@ -139,6 +139,19 @@ class LocalExecutor:
         for base in self._bases:
             models.check_untouched(base)
 
+    def sets(self, config: RunConfig) -> tuple[Any, Any]:
+        """Both data sets as a run's trainer gets them, but for its formatting_func. Any thread.
+
+        Any: datasets.Dataset, or None.
+        """
+        if config.model.formatting_func is not None:
+            return self.data.train, self.data.eval
+        bases = (b for b in list(self._bases) if models.serves(b, config, self.create_model))
+        base = next(bases, None)
+        loaded = None if base is None else base.tokenizer
+        tokenizer = loaded or self.create_model(models.ModelConfig(config))[1]
+        return trainers.formatted(config, self.data, self._prepared, tokenizer)
+
     def clear_staging(self, run: int) -> None:
         """Remove what an earlier kernel left half-written."""
         shutil.rmtree(self.run_dir(run) / checkpoints.STAGING, ignore_errors=True)

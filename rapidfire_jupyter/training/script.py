@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data.sets import fingerprint
 from rapidfire_jupyter.training import models, trainers
 
 _ORDER = '''
@@ -63,6 +64,7 @@ if len(kept) < {rows}:
 def plain_trl(
     folder: Path,
     data: trainers.FitData,
+    sets: tuple[Any, Any],
     create_model: models.CreateModel,
     config: RunConfig,
     chunk_ends: Sequence[int],
@@ -72,14 +74,18 @@ def plain_trl(
     Args:
         folder: The experiment's folder.
         data: The data sets of the fit.
+        sets: Both data sets as the run's trainer gets them, but for a formatting_func.
         create_model: The user's create_model_fn.
         config: The run's.
         chunk_ends: Steps at which its chunks end, for the strategies "chunk".
     """
-    for name, dataset in (("train", data.train), ("eval", data.eval)):
-        target = folder / "data" / name
-        if dataset is not None and not target.exists():
-            dataset.save_to_disk(str(target))
+    train_path, eval_path = (
+        None if dataset is None else _saved(folder / "data", name, dataset, dataset is given)
+        for name, dataset, given in (
+            ("train", sets[0], data.train),
+            ("eval", sets[1], data.eval),
+        )
+    )
     writer = _Writer()
     trainer_class, args_class = trainers.trainer_classes(config.trainer_type)
     values = trainers.argument_values(config, data.seed)
@@ -93,9 +99,8 @@ def plain_trl(
         f"torch.set_num_threads({torch.get_num_threads()})",
         f"set_seed({data.seed})  # as the experiment does before it loads a base",
         _model_lines(writer, create_model, config),
-        f"train_dataset = load_from_disk({str(folder / 'data' / 'train')!r})",
-        f"eval_dataset = load_from_disk({str(folder / 'data' / 'eval')!r})" if data.eval is not None
-        else "eval_dataset = None",
+        f"train_dataset = load_from_disk({train_path!r})",
+        f"eval_dataset = load_from_disk({eval_path!r})" if eval_path else "eval_dataset = None",
     ]  # fmt: skip
     formatting = config.model.formatting_func
     if formatting is not None and not trainers.wants_text(config, data):
@@ -153,6 +158,14 @@ def plain_trl(
         *writer.imports,
     ]
     return "\n".join([*head, _ORDER if ordered else "", *writer.sources, *body]) + "\n"
+
+
+def _saved(folder: Path, name: str, dataset: Any, given: bool) -> str:
+    """Save a data set; one that is not as the user gave it has its content in its name."""
+    target = folder / (name if given else f"{name}-{fingerprint(dataset)}")
+    if not target.exists():
+        dataset.save_to_disk(str(target))
+    return str(target)
 
 
 class _Writer:

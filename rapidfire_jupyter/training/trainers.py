@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import Sampler
 
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data.layouts import recognise
+from rapidfire_jupyter.data.mapping import to_trl
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, DataError
@@ -218,7 +220,7 @@ def build_trainer(
     args = training_arguments(config, data.seed, output_dir)
     model, tokenizer = skeleton
     key = (config.trainer_type, base_name, _preparation_key(config))
-    train, evaluation = _formatted(config, data, prepared)
+    train, evaluation = formatted(config, data, prepared, tokenizer)
     keywords: dict[str, Any] = dict(config.model.trainer_kwargs or {})
     if config.trainer_type == "GRPO":
         keywords["reward_funcs"] = config.model.reward_funcs
@@ -320,11 +322,18 @@ def _preparing_once(trainer_class: Any, key: tuple[Any, ...], prepared: Prepared
     return type(trainer_class.__name__, (trainer_class,), {"_prepare_dataset": _prepare_dataset})
 
 
-def _formatted(config: RunConfig, data: FitData, prepared: PreparedData) -> tuple[Any, Any]:
-    """The data sets after a formatting_func that gives a dict per row, made once per function."""
+def formatted(
+    config: RunConfig, data: FitData, prepared: PreparedData, tokenizer: Any
+) -> tuple[Any, Any]:
+    """The data sets in TRL's columns, made once: by a formatting_func, else by their layout.
+
+    A formatting_func that gives text is left to TRL.
+    """
     function = config.model.formatting_func
-    if function is None or wants_text(config, data):
+    if function is not None and wants_text(config, data):
         return data.train, data.eval
+    if function is None:
+        return _in_trls_columns(config, data, prepared, tokenizer)
 
     def make(name: str, dataset: Any) -> Any:
         drop = None if config.trainer_type == "GRPO" else dataset.column_names
@@ -350,6 +359,24 @@ def _formatted(config: RunConfig, data: FitData, prepared: PreparedData) -> tupl
     if data.eval is None:
         return train, None
     return train, prepared.get((*key, "eval"), lambda: make("eval", data.eval))
+
+
+def _in_trls_columns(
+    config: RunConfig, data: FitData, prepared: PreparedData, tokenizer: Any
+) -> tuple[Any, Any]:
+    if given_args(config).get("dataset_text_field", "text") != "text":
+        return data.train, data.eval  # the user says which column it is
+    template = getattr(tokenizer, "chat_template", None)
+
+    def mapped(what: str, dataset: Any) -> Any:
+        def make() -> Any:
+            return to_trl(dataset, recognise(dataset, kind, what=what), tokenizer, what)
+
+        kind = config.trainer_type
+        return prepared.get(("columns", kind, repr(template), what), make)
+
+    train = mapped("train_dataset", data.train)
+    return train, None if data.eval is None else mapped("eval_dataset", data.eval)
 
 
 def wants_text(config: RunConfig, data: FitData) -> bool:
