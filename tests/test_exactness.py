@@ -196,3 +196,28 @@ def as_turns(row):
         "prompt": [{"role": "user", "content": row["prompt"]}],
         "completion": [{"role": "assistant", "content": row["completion"]}],
     }
+
+
+def test_instruction_rows_are_mapped_and_equal_plain_trl(experiment, tmp_path):
+    exp, rows = experiment(), tiny.sft_rows(14)
+    instructions = [
+        {
+            "instruction": row["prompt"],
+            "input": "" if n % 2 else "a note",
+            "output": row["completion"],
+        }
+        for n, row in enumerate(rows)
+    ]
+
+    exp.run_fit(
+        [sft(), sft(lora(lora_dropout=0.1))],
+        tiny.create_model,
+        instructions[:12],
+        instructions[12:],
+        num_chunks=3,
+        block=True,
+    )
+
+    check(exp, tmp_path)
+    text = "".join(piece for row in exp.run(1).peek().rows for piece, _ in row)
+    assert "a note" in text and "<|user|>" in text and "<|assistant|>" in text
