@@ -161,6 +161,19 @@ def test_the_report_stands_alone(tmp_path):
     assert html.count("<svg") == 4 and "run 1 has the lowest eval_loss" in html
 
 
+def test_names_that_are_no_unicode_can_be_saved(tmp_path):
+    log = logs.started(tmp_path, 1, names={1: "half \ud83d"})
+    logs.rows(log, 1, 3)
+    known = Fold().read(log.since(0))
+
+    for text in (
+        twin_html(known, FACTS),
+        twin_text(known, FACTS),
+        report_html(known, FACTS),
+    ):
+        assert "half ?" in text and text.encode()
+
+
 def test_hover_texts_of_figures_are_escaped(tmp_path):
     known = fold(evil_log(tmp_path))
 

@@ -1,8 +1,10 @@
 """The panel with a comm of the test: what views say, and what they are told."""
 
+import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import ClassVar
 
 import comm
@@ -151,6 +153,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(page, kind, run, args, r
         {"kind": "stop", "run": 1, "args": {"by": "me"}},
         {"kind": "boost", "run": 1, "args": {"weight": "2"}},
         {"kind": "boost", "run": 1, "args": {"weight": float("nan")}},
+        {"kind": "boost", "run": 1, "args": {"weight": 10**400}},
         {"kind": "clone", "run": 1, "args": {"changes": [1]}},
         {"kind": "clone", "run": 1, "args": {"warm": 1}},
         {"kind": "clone", "run": 1, "args": {"again": True}},
@@ -164,6 +167,60 @@ def test_an_order_of_the_wrong_shape_is_none(message):
         checked(message)
 
     assert len(str(refused.value)) < 300 and isinstance(refused.value, RapidFireError)
+
+
+def test_an_order_that_breaks_what_reads_it_is_refused_and_not_left_open(page):
+    deep: list = []
+    for _ in range(600):
+        deep = [deep]
+
+    huge = page.order("huge", "boost", 1, weight=10**400)
+    nested = page.order("nested", "clone", 1, changes={"learning_rate": deep}, warm=False)
+    page.say(type="order", view="v", id="nested", kind="clone", run=1, args={})
+
+    assert huge["status"] == "refused" and huge["reason"].startswith("weight is a number")
+    assert nested["status"] == "refused" and "\n" not in nested["reason"]
+    assert page._acks("nested")[-1] == nested and len(page._acks("nested")) == 2
+
+
+def test_any_failure_of_an_order_ends_in_a_refused_ack(page):
+    orders = page.exp.panel()._orders
+
+    def broken(kind, run, args):
+        raise ValueError("two\nlines")
+
+    orders._actions = replace(orders._actions, order=broken)
+    ack = page.order("broken", "stop", 1)
+
+    assert (ack["status"], ack["reason"]) == ("refused", "ValueError: two")
+
+
+def test_texts_that_are_no_unicode_do_not_cost_the_message(experiment, monkeypatch):
+    """As the kernel's own comm does: a lone surrogate has no bytes in UTF-8."""
+
+    class Strict(Comm):
+        def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
+            json.dumps(data, ensure_ascii=False).encode()
+            super().publish_msg(msg_type, data, metadata, buffers, **keys)
+
+    monkeypatch.setattr(comm, "create_comm", lambda **given: Strict(**given))
+    exp = experiment()
+    page = page_of(exp)
+    specs = [{"id": 1, "name": "bad \ud800 name", "trainer_type": "SFT", "config": {}}]
+    exp.panel()._actions.log.append("fit_started", fit={}, runs=specs)
+    exp.panel()._actions.log.append("run_failed", 1, error="\udc80", trace="")
+
+    with page.news:
+        assert page.news.wait_for(
+            lambda: any(
+                row["status"] == "failed" for told, _ in page.told for row in told.get("rows", [])
+            ),
+            20,
+        )
+    row = [row for told, _ in page.told for row in told.get("rows", [])][-1]
+
+    assert (row["name"], row["error"]) == ("bad ? name", "?")
+    exp.panel().close()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +295,9 @@ def test_the_log_of_a_failed_run_ends_with_its_trace(experiment):
         ("config", {"run": "1"}, "there is no run '1'"),
         ("log", {"run": 1, "lines": 10**9}, "lines is a number from 1 to 2000"),
         ("export", {"format": "exe"}, "an export's format is one of csv, parquet, html, adapter"),
+        ("export", {"format": ["csv"]}, "an export's format is one of csv, parquet, html, adapter"),
         ("library", {"name": "../../secret"}, "a library is one of plotly"),
+        ("library", {"name": {"name": "plotly"}}, "a library is one of plotly, got {'name'"),
         ("check", {"run": 1, "changes": 3}, "changes are an object, got 3"),
     ],
 )

@@ -40,10 +40,10 @@ def _run(actions: Actions, args: Args) -> Run:
 
 def _library(actions: Actions, args: Args) -> Reply:
     name = args.get("name")
-    if name not in library.LIBRARIES:
+    if not isinstance(name, str) or name not in library.LIBRARIES:
         known = ", ".join(library.LIBRARIES)
         raise MessageError(f"a library is one of {known}, got {name!r:.40}")
-    return Reply({"name": name}, (library.source(str(name)),))
+    return Reply({"name": name}, (library.source(name),))
 
 
 def _live(actions: Actions, args: Args) -> tuple[Run, RunConfig]:
@@ -114,13 +114,13 @@ def _export(actions: Actions, args: Args) -> Reply:
     if kind == "adapter":
         run = _run(actions, args)
         return Reply({"path": exports.relative(actions.adapter(run.id), run.id)})
-    if kind not in exports.MIME:
+    if not isinstance(kind, str) or kind not in exports.MIME:
         known = ", ".join([*exports.MIME, "adapter"])
         raise MessageError(f"an export's format is one of {known}, got {kind!r:.40}")
     standing = actions.standing()
-    content = exports.content(str(kind), actions.name, actions.log.since(0), standing.status)
-    name = exports.file_name(actions.name, str(kind))
-    return Reply({"file": name, "mime": exports.MIME[str(kind)]}, (content,))
+    content = exports.content(kind, actions.name, actions.log.since(0), standing.status)
+    name = exports.file_name(actions.name, kind)
+    return Reply({"file": name, "mime": exports.MIME[kind]}, (content,))
 
 
 _ANSWERS: dict[str, Callable[[Actions, Args], Reply]] = {

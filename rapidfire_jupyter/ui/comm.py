@@ -18,6 +18,7 @@ from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.ui.actions import Actions
 from rapidfire_jupyter.ui.brief import Brief, Seen, brief, changed, lost, see
 from rapidfire_jupyter.ui.orders import Orders
+from rapidfire_jupyter.ui.texts import cleaned
 from rapidfire_jupyter.ui.wire import Ack
 
 TARGET = "rapidfire"
@@ -73,6 +74,10 @@ class Page:
         self.sent_at = 0.0
         self.told: dict[str, Brief] | None = None  # None: everything is to be told
         self.orders: dict[str, Orders] = {}  # by experiment
+
+    def send(self, data: Any) -> None:
+        """Send a message; a text that UTF-8 cannot hold does not cost all of it. Any: JSON."""
+        self.channel.send(cleaned(data))
 
 
 class Publisher:
@@ -131,7 +136,7 @@ class Publisher:
             self._start()
             self._changed.set()
         elif kind == "ping":
-            page.channel.send({"type": "pong", "seq": page.seq})
+            page.send({"type": "pong", "seq": page.seq})
             if data.get("seq") != page.seq:
                 page.told = None
             self._changed.set()
@@ -145,11 +150,11 @@ class Publisher:
         source = self._source(data.get("experiment"))
         if source is None:
             ack = {"type": "ack", "id": data["id"], "status": "refused", "reason": GONE}
-            page.channel.send({**ack, "run": None, "step": None, "line": ""})
+            page.send({**ack, "run": None, "step": None, "line": ""})
             return
         if source.key not in page.orders:
             page.orders[source.key] = Orders(
-                source.actions, page.channel.send, lambda ack: self._settle(page, ack)
+                source.actions, page.send, lambda ack: self._settle(page, ack)
             )
         page.orders[source.key].take(data)
 
@@ -167,7 +172,7 @@ class Publisher:
                 model, error = source.panel(), ""
             except (RapidFireError, ImportError) as refused:
                 error = str(refused)
-        page.channel.send({"type": "model", "id": data["id"], "model": model, "error": error})
+        page.send({"type": "model", "id": data["id"], "model": model, "error": error})
 
     def _source(self, key: Any) -> Source | None:  # Any: whatever the page has sent
         return next((s for s in self._sources() if s.key == key), None)
@@ -221,7 +226,7 @@ class Publisher:
         with self._lock:
             settled, self._settled = self._settled, []
         for page, ack in settled:
-            page.channel.send(ack)
+            page.send(ack)
 
     def _tell(self) -> float:
         """Send what is due; gives the seconds after which to look again."""
@@ -236,7 +241,7 @@ class Publisher:
                 message = update(page.told, briefs)
                 if message is not None:
                     page.seq, page.told, page.sent_at = page.seq + 1, briefs, now
-                    page.channel.send({**message, "seq": page.seq, "time": self._clock()})
+                    page.send({**message, "seq": page.seq, "time": self._clock()})
         return min([LOOK_S, *later])
 
     def _briefs(self) -> dict[str, Brief]:

@@ -14,6 +14,7 @@ from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.ops import KINDS, WHOLE_EXPERIMENT, OpHandle
 from rapidfire_jupyter.ui.actions import Actions
 from rapidfire_jupyter.ui.lines import magic_line
+from rapidfire_jupyter.ui.texts import in_a_line
 from rapidfire_jupyter.ui.wire import Ack
 
 REMEMBERED = 1_000  # ids of orders: one that comes again acts once
@@ -71,8 +72,9 @@ class Orders:
             name = self._actions.name if self._actions.several() else ""
             line = magic_line(kind, run, args, name)
             handle = self._actions.order(kind, run, args)
-        except RapidFireError as error:
-            self._keep(_ack(order_id, "refused", str(error), run, None, line), self._answer)
+        except Exception as error:  # an order without an answer would count as being done for good
+            reason = str(error) if isinstance(error, RapidFireError) else in_a_line(error)
+            self._keep(_ack(order_id, "refused", reason, run, None, line), self._answer)
             return
 
         def settled(done: OpHandle) -> None:
@@ -120,9 +122,12 @@ def checked(message: Mapping[str, Any]) -> tuple[str, int | None, dict[str, Any]
 
 
 def _weight(value: Any) -> float:  # Any: what a browser sent
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise MessageError(f"weight is a number, got {value!r:.80}")
-    return float(value)
+    try:
+        if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number that no float holds
+        raise MessageError("weight is a number of usual size, got one above 1e308") from None
+    raise MessageError(f"weight is a number, got {value!r:.80}")
 
 
 def changes_of(args: Mapping[str, Any]) -> dict[str, Any]:

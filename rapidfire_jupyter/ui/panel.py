@@ -24,6 +24,7 @@ from rapidfire_jupyter.ui.actions import Actions
 from rapidfire_jupyter.ui.feed import Feed
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.orders import Orders, text
+from rapidfire_jupyter.ui.texts import cleaned, in_a_line
 from rapidfire_jupyter.ui.twin import twin_html, twin_text
 from rapidfire_jupyter.ui.view import Facts, snapshot
 from rapidfire_jupyter.ui.wire import Answer
@@ -147,8 +148,12 @@ class Panel(anywidget.AnyWidget):
             answer["ok"], answer["error"] = False, str(error)
         except Exception as error:  # shown where it was asked, not in a cell
             logger.debug("question %s", what, exc_info=True)
-            answer["ok"], answer["error"] = False, f"{type(error).__name__}: {error}"
+            answer["ok"], answer["error"] = False, in_a_line(error)
         self.send(answer, list(buffers))
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        """Send a message of `wire`; a text that UTF-8 cannot hold does not cost all of it."""
+        super().send(cleaned(content), buffers)
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         self.send(dict(message))
@@ -175,7 +180,7 @@ class Panel(anywidget.AnyWidget):
         display(self._twin(fold, facts), display_id=self.twin_id, raw=True, update=True)  # type: ignore[no-untyped-call]
         if facts.status != "running":
             message, numbers = snapshot(fold, facts, 0, time.time(), SAVED_SHARE)
-            self._snap = {**message, "buffer64": base64.b64encode(numbers).decode()}
+            self._snap = {**cleaned(message), "buffer64": base64.b64encode(numbers).decode()}
 
     def _twin(self, fold: Fold, facts: Facts) -> dict[str, str]:
         page = twin_html(fold, facts)

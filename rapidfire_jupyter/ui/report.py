@@ -5,6 +5,7 @@ from html import escape
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.series import main_metrics, short
 from rapidfire_jupyter.ui.svg import STYLE
+from rapidfire_jupyter.ui.texts import sendable
 from rapidfire_jupyter.ui.twin import _TABLE_STYLE, best_config, charts, summary, table, told
 from rapidfire_jupyter.ui.view import Facts, differing
 
@@ -28,7 +29,7 @@ def report_html(fold: Fold, facts: Facts) -> str:
         for entry in fold.entries
     )
     title = escape(facts.name)
-    return (
+    return sendable(
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"

@@ -12,6 +12,7 @@ from rapidfire_jupyter.ui.colors import DARK, GREY, LIGHT, pens
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.series import Axis, best_first, main_metrics, series, short
 from rapidfire_jupyter.ui.svg import STYLE, Curve, chart
+from rapidfire_jupyter.ui.texts import sendable
 from rapidfire_jupyter.ui.view import Facts, best_run, differing, head, lower_is_better, ranks
 
 MOST_POINTS = 2_000  # of one chart
@@ -27,7 +28,7 @@ _DARK_DOTS = "".join(f".rf-t .d{i}{{background:{color}!important}}" for i, color
 
 def twin_html(fold: Fold, facts: Facts) -> str:
     """Final curves, the table, and the best configuration."""
-    return (
+    return sendable(
         f"<style>{STYLE}{_TABLE_STYLE}[data-jp-theme-light=false] {{{_DARK_DOTS}}}</style>"
         f"<p>{escape(summary(fold, facts))}</p>{charts(fold, main_metrics(fold))}"
         f"{table(fold)}{best_config(fold)}"
@@ -44,7 +45,7 @@ def twin_text(fold: Fold, facts: Facts) -> str:
             values = [f"{m} {last[m]:.4g}" for m in metrics if m in last]
             step = f"step {fold.step(run.id)}/{run.total_steps or '?'}"
             lines.append(f"  {run.id}  {run.status}  {step}  {'  '.join([*values, run.name])}")
-    return "\n".join(lines)
+    return sendable("\n".join(lines))
 
 
 def summary(fold: Fold, facts: Facts) -> str:
