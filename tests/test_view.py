@@ -17,7 +17,8 @@ from rapidfire_jupyter.ui.delta import Known, all_known, changes
 from rapidfire_jupyter.ui.eta import etas
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.lines import magic_line
-from rapidfire_jupyter.ui.view import Facts, best_run, differing, head, rows, snapshot
+from rapidfire_jupyter.ui.metrics import best_run, by_use, columns, ranks
+from rapidfire_jupyter.ui.view import Facts, differing, head, rows, snapshot, whole_progress
 
 RUNNING = Facts("exp", "running")
 
@@ -122,9 +123,9 @@ def test_the_head_tells_how_the_experiment_stands(tmp_path):
     assert top["progress"] == pytest.approx(301 / 1200, abs=0.01)
     assert top["elapsed_s"] == pytest.approx(30, abs=0.1)
     assert top["eta_s"] == pytest.approx(90, rel=0.01)
-    assert top["metrics"] == ["loss", "grad_norm", "learning_rate", "eval_loss"]
+    assert top["metrics"] == ["loss", "eval_loss", "grad_norm", "learning_rate"]
     assert top["best"]["eval_loss"] == 2 and "learning_rate" not in top["best"]
-    assert top["lower_is_better"]["eval_loss"] and not top["lower_is_better"]["grad_norm"]
+    assert top["lower_is_better"] == {"loss": True, "eval_loss": True}
     assert top["varying"] == ["peft_config.r", "training_args.learning_rate"]
     assert top["constants"] == {"model_name": "tiny"}
     assert top["alerts"] == 1 and top["rows_per_epoch"] == 4 * logs.LENGTH
@@ -154,6 +155,59 @@ def test_the_best_run_is_never_one_with_nan_and_ties_go_to_the_lower_id():
     assert best_run(last, "eval_loss") == 2
     assert best_run({1: {"bleu": 1.0}, 2: {"bleu": 2.0}}, "bleu") == 2
     assert best_run({1: {"loss": math.nan}}, "loss") is None
+
+
+# What TRL 1.x logs in this order, with its evaluations.
+DPO = ["loss", "grad_norm", "learning_rate", "entropy", "num_tokens", "mean_token_accuracy",
+       "logits/chosen", "logits/rejected", "rewards/chosen", "rewards/rejected",
+       "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected", "epoch"]  # fmt: skip
+GRPO = ["loss", "grad_norm", "learning_rate", "num_tokens", "completions/mean_length",
+        "completions/clipped_ratio", "rewards/length_reward/mean", "rewards/length_reward/std",
+        "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "clip_ratio/low_mean",
+        "step_time"]  # fmt: skip
+
+
+def test_the_goal_of_each_trainer_comes_first_and_what_only_describes_last():
+    dpo = by_use([*DPO, *(f"eval_{name}" for name in DPO)])
+    grpo = by_use(GRPO)
+
+    assert dpo[:4] == ["loss", "eval_loss", "rewards/accuracies", "eval_rewards/accuracies"]
+    assert dpo[4] == "rewards/margins" and dpo.index("mean_token_accuracy") < dpo.index("entropy")
+    assert grpo[:3] == ["reward", "loss", "rewards/length_reward/mean"]
+    assert sorted(dpo) == sorted([*DPO, *(f"eval_{name}" for name in DPO)])
+    assert columns(GRPO) == ["reward", "loss"]
+    assert columns(DPO) == ["loss", "rewards/accuracies", "rewards/margins"]
+
+
+def test_what_describes_the_schedule_the_data_or_the_machine_ranks_no_run():
+    ranking = {name for name in [*DPO, *GRPO] if ranks(name)}
+
+    assert ranking == {"loss", "mean_token_accuracy", "rewards/accuracies", "rewards/margins",
+                       "rewards/length_reward/mean", "reward"}  # fmt: skip
+    assert not ranks("eval_runtime") and not ranks("eval_logps/chosen") and ranks("eval_bleu")
+
+
+def test_one_run_alone_is_not_the_best(tmp_path):
+    log = logs.started(tmp_path, 3)
+    logs.rows(log, 1, 2, eval_loss=1.0)
+
+    assert head(fold(log), RUNNING, 9.0)["best"] == {}
+    logs.rows(log, 3, 2)
+
+    best = head(fold(log), RUNNING, 9.0)["best"]
+    assert set(best) == {"loss"}
+
+
+def test_progress_is_the_share_of_the_steps_that_were_meant():
+    stopped = Run(1, "a", "SFT", {}, status="stopped", step=2, total_steps=100)
+    done = Run(2, "b", "SFT", {}, status="completed", step=100, total_steps=100)
+    unknown = Run(3, "c", "SFT", {})
+    steps = {1: 2, 2: 100, 3: 0}.__getitem__
+
+    assert whole_progress([stopped], steps) == 0.02
+    assert whole_progress([stopped, done], steps) == 0.51
+    assert whole_progress([stopped, done, unknown], steps) == pytest.approx(102 / 300)
+    assert whole_progress([done], steps) == 1.0 and whole_progress([], steps) == 0.0
 
 
 def test_hyperparameters_of_deleted_runs_do_not_make_columns(tmp_path):

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ui.curves import Point
 from rapidfire_jupyter.ui.fold import Fold
-from rapidfire_jupyter.ui.view import differing, lower_is_better, ranks
+from rapidfire_jupyter.ui.metrics import by_use, lower_is_better, ranks
+from rapidfire_jupyter.ui.view import differing
 
 Axis = Literal["step", "epoch", "rows", "time"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -101,8 +102,9 @@ def best_first(found: Iterable[Series], metric: str) -> list[Series]:
 
 def main_metrics(fold: Fold) -> list[str]:
     """The one or two metrics to look at first: of training, and of evaluation."""
-    known = [name for name in fold.metrics if ranks(name)]
-    training = [n for n in ("loss", "reward") if n in known][:1]
-    evaluated = [n for n in known if n.startswith("eval_")]
-    evaluation = ["eval_loss"] if "eval_loss" in evaluated else evaluated[:1]
+    known = [name for name in by_use(fold.metrics) if ranks(name)]
+    evaluated = [name for name in known if name.startswith("eval_")]
+    training = [name for name in known if name in ("reward", "loss")][:1]
+    goal = f"eval_{training[0]}" if training else "eval_loss"
+    evaluation = [goal] if goal in evaluated else evaluated[:1]
     return training + evaluation or known[:1]

@@ -10,10 +10,11 @@ from typing import Any
 
 from rapidfire_jupyter.ui.colors import DARK, GREY, LIGHT, pens
 from rapidfire_jupyter.ui.fold import Fold
+from rapidfire_jupyter.ui.metrics import best_run, best_runs, columns, lower_is_better
 from rapidfire_jupyter.ui.series import Axis, best_first, main_metrics, series, short
 from rapidfire_jupyter.ui.svg import STYLE, Curve, chart
 from rapidfire_jupyter.ui.texts import sendable
-from rapidfire_jupyter.ui.view import Facts, best_run, differing, head, lower_is_better, ranks
+from rapidfire_jupyter.ui.view import Facts, differing, head
 
 MOST_POINTS = 2_000  # of one chart
 MOST_RUNS = 60  # in the table; the others are counted
@@ -103,10 +104,9 @@ def table(fold: Fold, most: int = MOST_RUNS) -> str:
         return ""
     _, varying = differing(fold.state)
     varying = varying[:MOST_COLUMNS]
-    metrics = [m for m in fold.metrics if m == "loss" or (m.startswith("eval_") and ranks(m))][:6]
-    metrics = metrics or main_metrics(fold)
+    metrics = columns(fold.metrics) or main_metrics(fold)
     live = {run.id: fold.last.get(run.id, {}) for run in runs}
-    best = {metric: best_run(live, metric) for metric in metrics}
+    best = best_runs(live, metrics)
     colored = _pens(fold)
     titles = ["run", "name", "status", "step", *map(short, varying), *metrics]
     lines = ["".join(f"<th>{escape(title)}</th>" for title in titles)]
@@ -117,7 +117,7 @@ def table(fold: Fold, most: int = MOST_RUNS) -> str:
         for metric in metrics:
             value = live[run.id].get(metric)
             text = "" if value is None else escape(number(value))
-            cells.append(f"<b>{text}</b>" if best[metric] == run.id else text)
+            cells.append(f"<b>{text}</b>" if best.get(metric) == run.id else text)
         lines.append("".join(f"<td>{cell}</td>" for cell in cells))
         if run.error:
             error = escape(run.error[:300])

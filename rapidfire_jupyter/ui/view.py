@@ -8,18 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rapidfire_jupyter.state import ACTIVE, Run, State
+from rapidfire_jupyter.state import Run, State
 from rapidfire_jupyter.ui.curves import pack, thin_all
 from rapidfire_jupyter.ui.eta import Etas, etas
 from rapidfire_jupyter.ui.fold import Fold
+from rapidfire_jupyter.ui.metrics import best_runs, by_use, ranks
+from rapidfire_jupyter.ui.metrics import lower_is_better as lower_is_better
 from rapidfire_jupyter.ui.wire import Block, Head, Number, Row, Snapshot
 
 MOST_ENDS = 64  # of chunks, in a row
-
-# Parts of metric names of which less is better.
-_LOW = ("loss", "perplexity", "error")
-# Metrics that rank no run: they tell of the schedule, the data or the machine.
-_UNRANKED = ("learning_rate", "grad_norm", "num_tokens", "runtime", "per_second", "flos", "entropy")
 
 
 @dataclass(frozen=True)
@@ -40,25 +37,6 @@ class Facts:
     device: str = ""
     memory: Mapping[str, Number] = field(default_factory=dict)
     can: tuple[str, ...] = ()
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a run with less of this metric is the better one."""
-    return any(word in metric for word in _LOW)
-
-
-def ranks(metric: str) -> bool:
-    """Whether this metric says which run is better at all."""
-    return not any(word in metric for word in _UNRANKED)
-
-
-def best_run(last: Mapping[int, Mapping[str, float]], metric: str) -> int | None:
-    """The run with the best last value of a metric; NaN never is, ties go to the lower id."""
-    known = {i: v[metric] for i, v in last.items() if metric in v and not math.isnan(v[metric])}
-    if not known:
-        return None
-    sign = 1.0 if lower_is_better(metric) else -1.0
-    return min(known, key=lambda i: (sign * known[i], i))
 
 
 def differing(state: State) -> tuple[dict[str, Any], list[str]]:
@@ -100,7 +78,6 @@ def head(fold: Fold, facts: Facts, now: float) -> Head:
     runs = [r for r in state.runs.values() if r.status != "deleted"]
     constants, varying = differing(state)
     last = {r.id: fold.last[r.id] for r in runs if r.id in fold.last}
-    best = {m: best_run(last, m) for m in fold.metrics if ranks(m)}
     elapsed = fold.trained_s
     if fold.open_slice is not None and facts.status == "running":
         elapsed += max(0.0, now - fold.open_slice[1])
@@ -120,11 +97,11 @@ def head(fold: Fold, facts: Facts, now: float) -> Head:
         "device": facts.device,
         "memory": dict(facts.memory),
         "alerts": fold.alerts,
-        "metrics": list(fold.metrics),
-        "lower_is_better": {m: lower_is_better(m) for m in fold.metrics},
+        "metrics": by_use(fold.metrics),
+        "lower_is_better": {m: lower_is_better(m) for m in fold.metrics if ranks(m)},
         "constants": constants,
         "varying": varying,
-        "best": {m: run for m, run in best.items() if run is not None},
+        "best": best_runs(last, fold.metrics),
         "rows_per_epoch": fold.rows_per_epoch(),
         "first_time": fold.first_time,
         "can": list(facts.can),
@@ -132,7 +109,9 @@ def head(fold: Fold, facts: Facts, now: float) -> Head:
 
 
 def whole_progress(runs: Sequence[Run], step: Callable[[int], int]) -> float:
-    """Steps done of those to be done; runs that rest have nothing left to do.
+    """Steps done, as a share of the steps that the runs are meant to take.
+
+    A run that was stopped early counts as far as it came: it may be resumed.
 
     Args:
         runs: All that are not deleted.
@@ -140,12 +119,12 @@ def whole_progress(runs: Sequence[Run], step: Callable[[int], int]) -> float:
     """
     known = [r.total_steps for r in runs if r.total_steps]
     typical = sum(known) / len(known) if known else 1.0
-    done = sum(step(r.id) for r in runs)
-    left = sum(
-        max(0.0, (r.total_steps or typical) - step(r.id)) for r in runs if r.status in ACTIVE
-    )
-    resting = not left and any(r.status not in ACTIVE for r in runs)
-    return done / (done + left) if done + left else float(resting)
+    done = whole = 0.0
+    for run in runs:
+        total = run.total_steps or typical
+        whole += total
+        done += total if run.status == "completed" else min(total, step(run.id))
+    return done / whole if whole else 0.0
 
 
 def rounded(value: float | None) -> float | None:

@@ -34,10 +34,10 @@ class Head(TypedDict):
     memory: dict[str, Number]  # used_bytes, total_bytes: of the GPU, else of this process / machine
     alerts: int
     metrics: list[str]  # logged so far, in the order to offer them
-    lower_is_better: dict[str, bool]  # by metric
+    lower_is_better: dict[str, bool]  # by metric; those that rank no run are left out
     constants: dict[str, Json]  # hyperparameters that are the same for all runs
     varying: list[str]  # those that differ: the table's columns, in order
-    best: dict[str, int]  # run with the best last value, by metric
+    best: dict[str, int]  # run with the best last value, by metric that two runs or more have
     rows_per_epoch: Number  # x in rows seen = epoch * this
     first_time: float  # Unix time of the first event: zero of all times
     can: list[

@@ -1,0 +1,64 @@
+"""What metrics tell: which rank runs and in what sense, and which to look at first."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+# Parts of metric names of which less is better.
+_LOW = ("loss", "perplexity", "error")
+# Parts of names of metrics that rank no run: they tell of the schedule, the data or the machine.
+_UNRANKED = (
+    *("learning_rate", "grad_norm", "num_tokens", "runtime", "per_second", "flos", "entropy"),
+    *("logits", "logps", "step_time", "rewards/chosen", "rewards/rejected", "reward_std"),
+    *("completions/", "clip_ratio", "sampling/", "frac_reward", "tokens/", "epoch"),
+)
+_UNRANKED_LAST = ("kl", "std", "time")  # the last part of a name
+# The order in which metrics are offered; evaluations of a metric follow it.
+_FIRST = ("reward", "loss", "train_loss", "rewards/accuracies", "rewards/margins")
+MOST_SHOWN = 6  # columns of a table on a page
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a run with less of this metric is the better one."""
+    return any(word in metric for word in _LOW)
+
+
+def ranks(metric: str) -> bool:
+    """Whether this metric says which run is better at all."""
+    last = metric.removeprefix("eval_").rpartition("/")[2]
+    return last not in _UNRANKED_LAST and not any(word in metric for word in _UNRANKED)
+
+
+def by_use(metrics: Iterable[str]) -> list[str]:
+    """The order in which to offer metrics: the goal, what ranks runs, what only describes them."""
+
+    def place(metric: str) -> tuple[int, bool]:
+        name = metric.removeprefix("eval_")
+        known = _FIRST.index(name) if name in _FIRST else len(_FIRST) + (not ranks(name))
+        return known, metric != name
+
+    return sorted(metrics, key=place)
+
+
+def best_run(last: Mapping[int, Mapping[str, float]], metric: str) -> int | None:
+    """The run with the best last value of a metric; NaN never is, ties go to the lower id."""
+    known = {i: v[metric] for i, v in last.items() if metric in v and not math.isnan(v[metric])}
+    if not known:
+        return None
+    sign = 1.0 if lower_is_better(metric) else -1.0
+    return min(known, key=lambda i: (sign * known[i], i))
+
+
+def best_runs(last: Mapping[int, Mapping[str, float]], metrics: Iterable[str]) -> dict[str, int]:
+    """The best run by metric, where there is something to choose: two runs that logged it."""
+    found = {}
+    for metric in metrics:
+        best = best_run(last, metric) if ranks(metric) else None
+        if best is not None and sum(metric in values for values in last.values()) > 1:
+            found[metric] = best
+    return found
+
+
+def columns(metrics: Iterable[str]) -> list[str]:
+    """Metrics that a table shows: those that say which run is better, the first of them."""
+    known = [m for m in by_use(metrics) if ranks(m)]
+    return [m for m in known if m in _FIRST or m.startswith("eval_")][:MOST_SHOWN]
