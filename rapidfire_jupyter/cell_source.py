@@ -13,6 +13,7 @@ from typing import Any
 
 _PACKAGE = "rapidfire_jupyter"
 _MAGICS = "rapidfire load_ext reload_ext pinfo pinfo2 matplotlib who whos ls"
+_MODULES = "time math datetime json pathlib pprint"  # of Python: they draw nothing
 _WRAPPING_MAGICS = "time capture"
 _BUILTINS = "print display len str repr format int float bool abs round type isinstance range"
 _ITERATING_BUILTINS = "list dict tuple set sorted enumerate zip sum min max any all"
@@ -60,7 +61,12 @@ class _Names:
                     self._given.setdefault(argument.arg, []).append(ast.Constant(None))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._given.setdefault(node.name, []).append(None)
-            elif isinstance(node, ast.ImportFrom) and is_ours(node.module or ""):
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    known = ast.Constant(None) if _draws_nothing(alias.name) else None
+                    name = alias.asname or alias.name.partition(".")[0]
+                    self._given.setdefault(name, []).append(known)
+            elif isinstance(node, ast.ImportFrom) and _draws_nothing(node.module or ""):
                 for alias in node.names:
                     given = self._given.setdefault(alias.asname or alias.name, [])
                     given.append(ast.Constant(None))
@@ -85,7 +91,7 @@ class _Names:
             return False
         value = self._names[name]
         home = _home(value)
-        known = is_ours(home) or home.partition(".")[0] == "pandas"
+        known = _draws_nothing(home) or home.partition(".")[0] == "pandas"
         return known or isinstance(value, _PLAIN) or home == "IPython.core.autocall"  # exit()
 
     def is_builtin(self, name: str) -> bool:
@@ -123,9 +129,9 @@ def _may_draw(node: ast.AST, known: _Names) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return not all(is_plain(decorator, known) for decorator in node.decorator_list)
     if isinstance(node, ast.Import):
-        return not all(is_ours(alias.name) for alias in node.names)
+        return not all(_draws_nothing(alias.name) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        return not is_ours(node.module or "")
+        return not _draws_nothing(node.module or "")
     return isinstance(node, _BLOCKS)
 
 
@@ -190,6 +196,11 @@ def _home(value: object) -> str:
         return value.__name__
     named = isinstance(value, type) or inspect.isroutine(value)
     return str((value if named else type(value)).__module__)
+
+
+def _draws_nothing(module: str) -> bool:
+    """Whether a module is ours, or one of Python's that draw nothing."""
+    return is_ours(module) or module in _MODULES.split()
 
 
 def is_ours(module: str) -> bool:

@@ -18,7 +18,11 @@ class List:
 
     values: tuple[object, ...]
 
-    def __init__(self, values: Iterable[object]) -> None:
+    def __init__(self, values: Iterable[object], *more: object) -> None:
+        if more:
+            raise ConfigError(
+                f"List takes one list of values; write List({short([values, *more])})"
+            )
         if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(
             values, Iterable
         ):

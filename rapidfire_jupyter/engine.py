@@ -21,6 +21,7 @@ from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle, Verdict, verdict
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.training import memory, messages
+from rapidfire_jupyter.undo import opposite
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,10 @@ class Engine:
         """Id of the run that holds the baton now."""
         turn = self._turn
         return turn[1] if turn else None
+
+    def is_held_for_cells(self) -> bool:
+        """Whether an experiment in it wants training to pause while cells run."""
+        return any(fit.pace.held_for_cells for fit in list(self._fits))
 
     def hold(self, timeout: float) -> bool:
         """Pause training at the next boundary, until `release`; False if `timeout` seconds pass."""
@@ -326,6 +331,8 @@ class Engine:
                 return
             if isinstance(report, messages.Parked):
                 fit.executor.ask(run, False)
+                while self._hold.is_set() and not self._exiting:
+                    self._wait(holding=True)
                 self._read_inbox()
                 command = messages.Continue()
             elif isinstance(report, messages.Observed) and report.left:
@@ -364,6 +371,12 @@ class Engine:
                 op.run,
             )
             return
+        if op.kind == "undo":
+            found = opposite(fit.log.since(0), op.by)
+            if found is None:
+                handle.settle("refused", "there has been no op yet to undo", None, None)
+                return
+            op = handle.op = found
         judged = verdict(fit.state, op, time.time())
         if (
             op.kind in ("clone", "resume")
@@ -391,6 +404,8 @@ class Engine:
             return
         self._fits.remove(fit)
         if fit.halted:
+            with contextlib.suppress(OSError):
+                fit.executor.end()
             return
         for run in fit.state.runs.values():
             if fit.executor.is_open(run.id):

@@ -85,13 +85,13 @@ class EventLog:
             line = encode_line(event)
             try:
                 storage.append(self._fd, self.path, line)
+                if sync:
+                    storage.sync(self._fd, self.path)
             except OSError:
                 os.ftruncate(self._fd, self._size_bytes)
                 os.lseek(self._fd, 0, os.SEEK_END)
                 raise
             self._size_bytes += len(line)
-            if sync:
-                storage.sync(self._fd, self.path)
             self.events.append(event)
             for listener in self._listeners:
                 listener(event)
@@ -118,6 +118,14 @@ class EventLog:
         """Wait until the disk has every event appended so far."""
         if self._fd >= 0:
             storage.sync(self._fd, self.path)
+
+    def is_on_disk(self) -> bool:
+        """Whether the file that was opened is still where it was; also if it was closed."""
+        try:
+            there = self.path.stat()
+        except OSError:
+            return self._fd < 0 and not self.events  # it was never written
+        return self._fd < 0 or os.fstat(self._fd).st_ino == there.st_ino
 
     @property
     def closed(self) -> bool:

@@ -4,6 +4,8 @@
 and hands the training to the process's engine. Nothing here waits for training unless asked to.
 """
 
+import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Mapping
@@ -11,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rapidfire_jupyter import folders, front_ends, showing, state
+from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
 from rapidfire_jupyter.ui.view import lower_is_better
-from rapidfire_jupyter.undo import opposite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +53,12 @@ class Experiment:
         """Give the live object of this folder if this kernel has it open."""
         folder = folders.experiment_folder(root, name).resolve()
         with _open_lock:
-            if folder in _open:
-                return _open[folder]
+            known = _open.get(folder)
+            if known is not None and known._is_on_disk():
+                known._take_over()
+                return known
+            if known is not None:  # its folder was deleted
+                known._abandon()
             made = super().__new__(cls)
             made._start(name, folder)
             _open[folder] = made
@@ -60,19 +66,47 @@ class Experiment:
         return made
 
     def _start(self, name: str, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folders.make(folder)
         self.name, self.folder = name, folder
         self._lock = folders.Lock(folder)
-        self.read_only = not self._lock.acquire()
-        self._log = EventLog(folder / "events.jsonl", read_only=self.read_only)
-        self._state = State()
-        for event in self._log.events:
-            self._state = state.apply(self._state, event)
-        self._log.subscribe(self._follow)
         self._fit: Fit | None = None
         self._ended: Fit | None = None  # its functions still load models
         self._asked: list[OpHandle] = []
         self._panel: Panel | None = None
+        self._fitting = threading.Lock()  # one run_fit at a time
+        self._open_log(self._lock.acquire())
+
+    def _open_log(self, owned: bool) -> None:
+        try:
+            self._log = EventLog(self.folder / "events.jsonl", read_only=not owned)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.read_only = not owned
+        self._state = State()
+        for event in self._log.events:
+            self._state = state.apply(self._state, event)
+        self._log.subscribe(self._follow)
+
+    def _take_over(self) -> None:
+        """Own the folder if the kernel that owned it has gone."""
+        if self.read_only and self._fit is None and self._lock.acquire():
+            self._open_log(True)
+            self._panel = None  # it shows the log as it was
+
+    def _is_on_disk(self) -> bool:
+        return self._log.is_on_disk()
+
+    def _abandon(self) -> None:
+        """Forget an experiment whose folder was deleted; nothing of it can be kept."""
+        from rapidfire_jupyter import fitting
+
+        if self._fit is not None:
+            self._fit.halted = f"the folder of experiment {self.name!r} was deleted"
+            fitting.end(self._fit)
+        with contextlib.suppress(OSError):
+            self._log.close()
+        self._lock.release()
 
     def _follow(self, event: Event) -> None:
         self._state = state.apply(self._state, event)
@@ -100,6 +134,7 @@ class Experiment:
         weight: float = 1.0,
         block: bool = False,
         panel: bool = True,
+        **unknown: Any,
     ) -> "Experiment":
         """Train every configuration of a group, chunk by chunk in turns; returns at once.
 
@@ -125,6 +160,7 @@ class Experiment:
             weight: Share of training time among experiments of this kernel.
             block: Wait until all runs are done.
             panel: Show the live panel under the cell, in a notebook.
+            unknown: Refused, with the nearest name.
 
         Raises:
             ConfigError: A configuration cannot be trained.
@@ -134,12 +170,19 @@ class Experiment:
         """
         from rapidfire_jupyter import fitting
 
+        _refuse_unknown("run_fit", unknown, Experiment.run_fit)
         if num_shards is not None:
             if num_chunks is not None:
                 raise ConfigError("num_shards is another name of num_chunks; give one of them")
             num_chunks = num_shards
         if num_chunks is None and chunk_size is None:
             num_chunks = 8
+        if not self._is_on_disk():
+            raise ExperimentError(
+                f"the folder of experiment {self.name!r} was deleted; make it again: "
+                f"exp = Experiment({self.name!r})"
+            )
+        self._take_over()
         if self.read_only:
             raise ExperimentError(
                 f"experiment {self.name!r} is open in another kernel (process "
@@ -167,9 +210,10 @@ class Experiment:
             isolation=isolation,
             weight=weight,
         )
-        self._fit = fitting.start(
-            self.name, self.folder, self._log, self._state, self._fit, request
-        )
+        with self._fitting:
+            self._fit = fitting.start(
+                self.name, self.folder, self._log, self._state, self._fit, request
+            )
         if panel:
             showing.show_in_notebook(self)
         if block:
@@ -286,7 +330,8 @@ class Experiment:
                 {k for r in self.runs for row in r.rows for k in row} - {"step", "epoch"}
             )
             raise OpError(
-                f"no run has logged {metric!r}; logged: {', '.join(known) or 'nothing yet'}"
+                f"no run has logged {metric!r}"
+                + (closest(metric, known) or f"; logged: {', '.join(known) or 'nothing yet'}")
             )
         return self.run(
             (min if low else max)(scores, key=lambda i: (scores[i], i) if low else (scores[i], -i))
@@ -343,6 +388,7 @@ class Experiment:
         name: str | None = None,
         again: bool = False,
         by: str = "cell",
+        **unknown: Any,
     ) -> OpHandle:
         """Start a new run with a parent's config and some changes.
 
@@ -356,6 +402,13 @@ class Experiment:
             ConfigError: A change names no hyperparameter, or has an impossible value.
             OpError: There is no such run.
         """
+        if unknown:
+            key, value = next(iter(unknown.items()))
+            raise OpError(
+                f"clone takes its changes as a dict: clone({run}, {{{key!r}: {value!r}}})"
+            )
+        if name is not None and not folders.is_text(name):
+            raise OpError(f"a clone's name is a text, got {name!r}")
         self.run(run)
         changes = dict(changes or {})
         self._check_changes(run, changes)
@@ -381,13 +434,9 @@ class Experiment:
     def undo(self, *, by: str = "cell") -> OpHandle:
         """Take the last op back by its opposite; a delete within 30 seconds.
 
-        Raises:
-            OpError: There is no op yet.
+        Ops asked before it come first. The handle's `op` is then what was done.
         """
-        op = opposite(self.events, by)
-        if op is None:
-            raise OpError(f"experiment {self.name!r} has had no op yet; there is nothing to undo")
-        return self._submit(op)
+        return self._submit(Op("undo", by=by))
 
     def _check_changes(self, run: int, changes: Mapping[str, Any]) -> None:
         from rapidfire_jupyter.changes import modify
@@ -396,6 +445,9 @@ class Experiment:
             modify(self._fit.configs[run], changes)
 
     def _submit(self, op: Op) -> OpHandle:
+        if op.run is not None and type(op.run) is not int:
+            known = ", ".join(map(str, self._state.runs)) or "none yet"
+            raise OpError(f"a run is named by its number, got {op.run!r}; runs: {known}")
         if self._fit is None:
             handle = OpHandle(op)
             reason = (
@@ -481,3 +533,12 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name!r} {self.status}>\n{self.runs!r}"
+
+
+def _refuse_unknown(name: str, unknown: Mapping[str, Any], function: Any) -> None:
+    """Refuse arguments that a function does not take. Any: values, and the function."""
+    for key in unknown:
+        known = [p for p in inspect.signature(function).parameters if p not in ("self", "unknown")]
+        raise ConfigError(
+            f"{name} has no argument {key!r}" + (closest(key, known) or f"; {', '.join(known)}")
+        )

@@ -17,7 +17,7 @@ from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor, Order
 from rapidfire_jupyter.ops import Op, Verdict
 from rapidfire_jupyter.state import State
-from rapidfire_jupyter.training import checkpoints, messages
+from rapidfire_jupyter.training import checkpoints, messages, trainers
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Pace:
     slice_seconds: float | None = None
     checkpoint_seconds: float = 300.0
     evaluate_chunks: bool = False
+    held_for_cells: bool = False
 
 
 @dataclass
@@ -133,6 +134,14 @@ class Fit:
             step=step,
             **effect,
         )
+
+    def check_length(self, config: RunConfig) -> None:
+        """Refuse a training of more chunks than can be told.
+
+        Raises:
+            ConfigError: It has.
+        """
+        trainers.check_length(config, self.executor.data.plan)
 
     def unobserved(self, run: int, step: int) -> bool:
         """Whether a chunk evaluation is due at this step."""

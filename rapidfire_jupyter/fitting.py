@@ -9,6 +9,7 @@ import io
 import json
 import math
 import platform
+import shutil
 import signal
 import sys
 import threading
@@ -88,22 +89,36 @@ def start(
     findings = _check_data(configs, train, evaluation)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
+    for number, config in enumerate(configs, start=1):
+        try:
+            trainers.check_length(config, plan)
+        except ConfigError as error:
+            raise ConfigError(f"run {number}: {error}") from error
     data = trainers.FitData(train, evaluation, plan, request.seed, request.eval_rows)
+    fresh = state.fit is None
+    try:
+        if not fresh:
+            _check_same(name, state, facts, configs)
+    except ExperimentError:
+        if not _nothing_trained(state):
+            raise
+        if live is not None:
+            end(live)
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        fresh, live = True, None
     if live is not None and not live.halted:
-        _check_same(name, state, facts, configs)
         _tell_if_paused(state)
         return live
-    if state.fit is not None:
-        _check_same(name, state, facts, configs)
     pace = Pace(
         request.slice_steps,
         request.slice_seconds,
         request.checkpoint_seconds,
         evaluation is not None,
+        request.isolation == "cells",
     )
     executor = LocalExecutor(folder, data, create_model, request.keep_checkpoints, log.append)
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
-    if state.fit is None:
+    if fresh:
         print(search.describe())
         for note in (*notes, *findings):
             print(note)
@@ -118,6 +133,14 @@ def start(
         print("no GPU found: training on the CPU (use_cpu=True)")
     _start_engine(fit, request)
     return fit
+
+
+def _nothing_trained(state: State) -> bool:
+    """Whether every run has ended before its first step: a first try that went wrong."""
+    ended = ("failed", "stopped", "deleted")
+    return all(
+        r.status in ended and r.step == 0 and r.checkpoint_step is None for r in state.runs.values()
+    )
 
 
 def _tell_if_paused(state: State) -> None:
@@ -394,7 +417,7 @@ def _start_engine(fit: Fit, request: Request) -> None:
     isolation.cells.watch(shell)
     if request.isolation == "cells":
         isolation.cells.pause_training(runner.hold, runner.release)
-    else:
+    elif not runner.is_held_for_cells():
         isolation.cells.pause_training(None, None)
     _flush_at_sigterm(runner)
     runner.add(fit)

@@ -29,12 +29,39 @@ def experiment_folder(root: str | Path, name: str) -> Path:
     Raises:
         ExperimentError: The name cannot be a folder's name.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.strip(". ") == "":
+    good = isinstance(name, str) and _NAME.fullmatch(name) and name.strip(". ") != ""
+    if not good or len(name.encode("utf-8", "surrogatepass")) > 250 or _is_broken(name):
         raise ExperimentError(
-            "an experiment name is 1 to 120 characters without slashes or control characters, "
-            f"got {name!r}"
+            "an experiment name is 1 to 120 characters (250 bytes) without slashes or control "
+            f"characters, got {name!r}"
         )
+    if not isinstance(root, str | Path):
+        raise ExperimentError(f"root is a folder's path, got {root!r}")
     return Path(root).expanduser() / name
+
+
+def make(folder: Path) -> None:
+    """Make an experiment's folder.
+
+    Raises:
+        ExperimentError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExperimentError(
+            f"the folder {folder} cannot be made ({error.strerror}); give another root"
+        ) from error
+
+
+def _is_broken(text: str) -> bool:
+    """Whether a text holds half a character, which no file system and no browser takes."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a text without half characters."""
+    return isinstance(value, str) and not _is_broken(value)
 
 
 class Lock:
@@ -58,6 +85,7 @@ class Lock:
         file.write(f"{os.getpid()}\n")
         file.flush()
         self._file = file
+        os.register_at_fork(after_in_child=self.release)  # a child would keep owning the folder
         return True
 
     def owner(self) -> str:
@@ -112,6 +140,7 @@ def copy_source(checkpoint: Path, target: Path) -> None:
     temporary.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(checkpoint, temporary, copy_function=_link_or_copy)
     storage.sync_path(temporary)
+    shutil.rmtree(target, ignore_errors=True)  # of a clone that a crash kept from being recorded
     storage.rename(temporary, target)
 
 

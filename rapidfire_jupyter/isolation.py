@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from rapidfire_jupyter.cell_source import is_harmless, is_ours
+from rapidfire_jupyter.errors import OpError
 
 HOLD_SECONDS = 2.0  # training pauses at most this long for one cell
 STEP_SECONDS = 30.0  # a cell waits at most this long for the step in flight
@@ -39,6 +40,7 @@ class Cells:
         self._hold: Callable[[float], bool] | None = None
         self._release: Callable[[], None] | None = None
         self._shell: Any = None
+        self.in_run: Callable[[], bool] = lambda: False  # whether the thread is a run's
 
     # ---- for the engine ----
 
@@ -99,7 +101,16 @@ class Cells:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While a cell waits inside this package it touches nothing; training goes on."""
+        """While a cell waits inside this package it touches nothing; training goes on.
+
+        Raises:
+            OpError: It is no cell that waits but a run's own code, for which training waits.
+        """
+        if self.in_run():
+            raise OpError(
+                "a run's own code (callback, reward, collator, metric) cannot wait for training, "
+                "which waits for it; ask without wait()"
+            )
         thread = threading.get_ident()
         self._settle(thread)
         try:

@@ -4,7 +4,7 @@ from typing import Any
 
 from rapidfire_jupyter import folders
 from rapidfire_jupyter.changes import modify
-from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.config import RunConfig, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
@@ -35,6 +35,7 @@ def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     if op.kind == "undelete":
         assert op.run is not None
         folders.from_trash(fit.folder, op.run)
+        fit.prepared.discard(op.run)
     return done, {}
 
 
@@ -46,6 +47,9 @@ def _resume(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     run, config = fit.state.runs[op.run], modify(fit.configs[op.run], op.args)
     longer = config.model.training_args
     before = fit.configs[op.run].model.training_args
+    if all(getattr(longer, name) == getattr(before, name) for name in op.args):
+        return Verdict("applied"), {}  # a stopped run that trains that long already goes on
+    fit.check_length(config)
     if "max_steps" in op.args and not longer.max_steps > run.step:
         raise OpError(f"max_steps must be over the {run.step} steps done, got {longer.max_steps}")
     if "num_train_epochs" in op.args and not longer.num_train_epochs > before.num_train_epochs:
@@ -62,6 +66,7 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     parent, config = fit.state.runs[op.run], fit.configs[op.run]
     changed = modify(config, op.args["changes"])
     encoded = encode(flatten(changed))
+    fit.check_length(changed)
     if not op.args.get("again"):
         for run in fit.state.runs.values():
             same = (run.parent, run.warm, run.config) == (op.run, op.args["warm"], encoded)
@@ -75,6 +80,11 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         reason = warm.refusal(config, changed)
         if reason:
             raise OpError(f"{reason}; use warm=False")
+        if parent.status == "completed" and _same_end(config, changed):
+            raise OpError(
+                f"nothing is left to train: run {parent.id} has finished its schedule; raise "
+                "num_train_epochs or max_steps, or use warm=False"
+            )
         step = _warm_source(fit, parent, number)
     spec = {
         "id": number,
@@ -91,6 +101,14 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         "created": spec,
         "step": step if step is not None else parent.step,
     }
+
+
+def _same_end(config: RunConfig, changed: RunConfig) -> bool:
+    before, after = config.model.training_args, changed.model.training_args
+    return all(
+        getattr(before, name, None) == getattr(after, name, None)
+        for name in ("num_train_epochs", "max_steps")
+    )
 
 
 def _warm_source(fit: Fit, parent: Run, clone: int) -> int:

@@ -14,7 +14,7 @@ from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.state import ACTIVE, State
 
 OpKind = Literal[
-    "stop", "resume", "boost", "clone", "delete", "undelete", "pause_all", "resume_all"
+    "stop", "resume", "boost", "clone", "delete", "undelete", "pause_all", "resume_all", "undo"
 ]
 Outcome = Literal["applied", "already", "refused"]
 KINDS: tuple[OpKind, ...] = (
@@ -33,7 +33,10 @@ UNDO_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Op:
-    """One request. `run` is None for ops on the whole experiment; `by` says who asked."""
+    """One request. `run` is None for ops on the whole experiment; `by` says who asked.
+
+    "undo" stands for the opposite of the last op that acted before it; the engine finds it.
+    """
 
     kind: OpKind
     run: int | None = None
@@ -81,6 +84,9 @@ def _stop(state: State, op: Op, now: float) -> Verdict:
 def _resume(state: State, op: Op, now: float) -> Verdict:
     run = state.runs[op.run or 0]
     if op.args:
+        so_long = all(run.config.get(f"training_args.{k}") == v for k, v in op.args.items())
+        if so_long and run.status in (*ACTIVE, "completed"):
+            return Verdict("already", f"run {run.id} trains that long already")
         if run.status in ACTIVE:
             return Verdict(
                 "refused", f"run {run.id} is {run.status}; stop it before it is extended"
@@ -101,9 +107,11 @@ def _resume(state: State, op: Op, now: float) -> Verdict:
 
 def _boost(state: State, op: Op, now: float) -> Verdict:
     run = state.runs[op.run or 0]
+    if run.weight == op.args["weight"]:
+        return Verdict("already")
     if run.status not in (*ACTIVE, "stopped"):
         return Verdict("refused", f"run {run.id} is {run.status}; it gets no more slices to weigh")
-    return Verdict("already" if run.weight == op.args["weight"] else "applied")
+    return Verdict("applied")
 
 
 def _clone(state: State, op: Op, now: float) -> Verdict:

@@ -4,6 +4,7 @@
 are imported when something is first shown.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.experiment import Experiment
     from rapidfire_jupyter.ui.panel import Panel
 
+logger = logging.getLogger(__name__)
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}
 
 
@@ -49,7 +51,10 @@ def show_in_notebook(exp: "Experiment") -> None:
 def bring_up_to_date(exp: "Experiment") -> None:
     """Let a saved notebook hold what is known now."""
     if exp._panel is not None:
-        exp._panel.flush()
+        try:
+            exp._panel.flush()
+        except Exception:  # the picture must not cost the user what the cell was for
+            logger.exception("the panel's picture cannot be brought up to date")
 
 
 def actions(exp: "Experiment") -> Actions:
@@ -136,10 +141,10 @@ def export(exp: "Experiment", path: str | Path, kind: str | None = None) -> Path
     from rapidfire_jupyter.ui import exports
 
     file = Path(path)
-    if kind is None:
-        kind = FORMATS.get(file.suffix.lower())
-    if kind is None:
-        raise OpError(f"a file ends in {', '.join(FORMATS)}, got {file.name!r}; rename it")
+    fitting = [end for end, one in FORMATS.items() if kind in (None, one)]
+    if file.suffix.lower() not in fitting:
+        raise OpError(f"a file ends in {', '.join(fitting)}, got {file.name!r}; rename it")
+    kind = FORMATS[file.suffix.lower()]
     content = exports.content(kind, exp.name, exp.events, exp.status)
     try:
         file.write_bytes(content)

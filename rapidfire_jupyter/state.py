@@ -70,7 +70,7 @@ def apply(state: State, event: Event) -> State:
     data = event.data
     if event.kind == "fit_started":
         runs = {spec["id"]: Run(**spec) for spec in data["runs"]}
-        return replace(state, runs={**state.runs, **runs}, fit=data["fit"], ended=False)
+        return State(runs=runs, fit=data["fit"])  # after one in which nothing was trained
     if event.kind == "op":
         return _apply_op(state, event)
     if event.kind == "ended":
@@ -152,11 +152,14 @@ def _apply_op(state: State, event: Event) -> State:
         served = run.served if run.served <= _entry(state) else _entry(state) + ahead
         return _with_run(state, replace(run, weight=data["weight"], served=served))
     if kind == "delete":
-        known: Status = run.status if run.status in ("completed", "failed") else "stopped"
+        known: Status = "queued" if run.status in ACTIVE else run.status
         deleted = replace(run, status="deleted", deleted_at=event.time, deleted_from=known)
         return _with_run(state, deleted)
     if kind == "undelete":
-        return _with_run(state, replace(run, status=run.deleted_from, deleted_from="stopped"))
+        back = waiting if run.deleted_from in ACTIVE else run.deleted_from
+        served = max(run.served, _entry(state))
+        undeleted = replace(run, status=back, deleted_from="stopped", served=served)
+        return _with_run(state, undeleted)
     return state
 
 
@@ -200,6 +203,8 @@ def _logged(events: Iterable[Event], run: int) -> Iterator[Event]:
     for event in events:
         if event.run == run and event.kind == "logged":
             kept.append(event)
+        elif event.kind == "fit_started":
+            kept.clear()
         elif event.run == run and event.kind == "run_recovered":
             del kept[event.data["rows"] :]
     return iter(kept)

@@ -82,7 +82,7 @@ GOOD = [
     Case("alpaca.json", json.dumps([SKY, SEA], indent=1).encode(), SKY_TEXT, 2),
     Case("alpaca.csv", CSV, SKY_TEXT, 2),
     Case("alpaca.tsv", b"instruction\tinput\toutput\r\nName it.\tA sky.\tSky.\r\n", SKY_TEXT, 1),
-    Case("alpaca.jsonl.gz", gzip.compress(lines(SKY, SEA)), SKY_TEXT, 2),
+    Case("alpaca.jsonl.gz", gzip.compress(lines(SKY, SEA), mtime=0), SKY_TEXT, 2),
     Case("prompt_completion.jsonl", lines(*PC), PC[0], 2),
     Case(
         "prompt_completion_chat.jsonl",

@@ -1,6 +1,7 @@
 """What the user holds: tables, results, models, peeks, scripts, and a notebook that runs twice."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 import tiny
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from rapidfire_jupyter import (
     Experiment,
@@ -203,3 +205,100 @@ def test_slices_of_steps_and_of_seconds_cut_a_chunk(experiment):
     assert [e.data["steps"] for e in other.events if e.kind == "slice_ended" and e.run == 1] == [
         1
     ] * 8
+
+
+OTHER_KERNEL = """
+import sys
+from rapidfire_jupyter import Experiment
+exp = Experiment("exp", root=sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_kernel_that_waited_for_another_takes_over_when_that_is_gone(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER_KERNEL, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert other.stdout.readline() == "open\n"
+    exp = Experiment("exp", root=tmp_path)
+    with pytest.raises(ExperimentError, match="open in another kernel"):
+        exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4))
+
+    other.communicate()
+    exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), num_chunks=1, block=True)
+
+    assert Experiment("exp", root=tmp_path) is exp and not exp.read_only
+    assert [run.status for run in exp.runs] == ["completed", "completed"]
+    exp.end()
+
+
+def test_an_experiment_whose_folder_was_deleted_is_made_anew(tmp_path):
+    exp = Experiment("exp", root=tmp_path)
+    exp.run_fit(grid(num_train_epochs=50), tiny.create_model, tiny.sft_rows(8), num_chunks=1)
+
+    exp.pause_all().wait(30)
+    shutil.rmtree(exp.folder)
+    with pytest.raises(ExperimentError, match=r"was deleted; make it again: exp = Experiment"):
+        exp.run_fit(grid(num_train_epochs=50), tiny.create_model, tiny.sft_rows(8), num_chunks=1)
+    new = Experiment("exp", root=tmp_path)
+    new.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), num_chunks=1, block=True)
+
+    assert new is not exp and len(new.results()) > 0
+    new.end()
+    assert [run.status for run in Experiment("exp", root=tmp_path).runs] == ["completed"] * 2
+
+
+def test_a_first_try_in_which_nothing_was_trained_does_not_bind_the_name(experiment):
+    def broken(config):
+        raise RuntimeError("no such model")
+
+    exp = experiment()
+    exp.run_fit(grid(), broken, tiny.sft_rows(4), num_chunks=1, block=True)
+    assert {run.status for run in exp.runs} == {"failed"}
+
+    exp.run_fit(grid(num_train_epochs=2), tiny.create_model, tiny.sft_rows(8), num_chunks=1)
+    exp.wait(60)
+
+    assert [(run.status, run.error) for run in exp.runs] == [("completed", "")] * 2
+    with pytest.raises(ExperimentError, match="was made with"):
+        exp.run_fit(grid(num_train_epochs=2), tiny.create_model, tiny.sft_rows(9), num_chunks=1)
+
+
+@pytest.mark.parametrize("name", ["漢" * 100, "half \ud83d", "a/b", "..", "", 7])
+def test_names_that_no_folder_can_have_are_refused_in_one_line(tmp_path, name):
+    with pytest.raises(ExperimentError, match="an experiment name is 1 to 120 characters"):
+        Experiment(name, root=tmp_path)
+
+
+def test_a_root_that_is_none_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ExperimentError, match="root is a folder's path, got None"):
+        Experiment("exp", root=None)
+    with pytest.raises(ExperimentError, match="cannot be made"):
+        Experiment("exp", root=tmp_path / "file")
+
+
+def test_arguments_of_other_names_are_refused_with_the_nearest(experiment):
+    exp = experiment()
+
+    with pytest.raises(ConfigError, match=r"run_fit has no argument 'num_chunk'.*'num_chunks'"):
+        exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), num_chunk=4)
+    with pytest.raises(ConfigError, match=r"List takes one list of values; write List\(\[1, 2\]\)"):
+        List(1, 2)
+    with pytest.raises(OpError, match=r"clone takes its changes as a dict: clone\(1, \{'r': 8\}\)"):
+        exp.clone(1, r=8)
+    with pytest.raises(OpError, match="a run is named by its number, got 'one'"):
+        exp.stop("one")
+
+
+def test_errors_are_shown_without_the_insides_of_this_package():
+    shell = InteractiveShell()
+
+    result = shell.run_cell("from rapidfire_jupyter import List\n1 + 1\nList(1, 2)")
+    shown = result.error_in_exec._render_traceback_()
+
+    assert shown[-1] == "ConfigError: List takes one list of values; write List([1, 2])"
+    assert len(shown) == 2 and shown[0] == "In line 3 of the cell: List(1, 2)"

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from IPython.core.autocall import ExitAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from oracle import assert_same, sliced
 from traitlets.config import Config
+from trl import SFTTrainer
 
 from rapidfire_jupyter import (
     Experiment,
@@ -30,6 +32,7 @@ from rapidfire_jupyter import (
 )
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
+from rapidfire_jupyter.engine import engine
 from rapidfire_jupyter.training import context, process
 
 ROWS = tiny.sft_rows(12)
@@ -901,6 +904,60 @@ def test_a_cell_beside_a_step_is_remembered_when_its_evaluation_is_parked_in(exp
     assert not exp.run(1).exact
 
 
+def test_a_hold_in_a_chunk_evaluation_takes_effect_at_the_next_batch(experiment, monkeypatch):
+    exp, runner, told, batches = experiment(), engine(), [], []
+    asked, predict, interrupt = threading.Event(), SFTTrainer.prediction_step, runner._interrupt
+
+    def prediction_step(*args, **kwargs):
+        batches.append(len(batches) + 1)
+        if batches[-1] == 2:
+            threading.Thread(target=lambda: told.append(runner.hold(60))).start()
+            assert asked.wait(60)
+        elif batches[-1] == 4:
+            told.append("evaluated on")
+        return predict(*args, **kwargs)
+
+    def interrupting(wanted):
+        interrupt(wanted)
+        if batches:
+            asked.set()
+
+    monkeypatch.setattr(SFTTrainer, "prediction_step", prediction_step)
+    monkeypatch.setattr(runner, "_interrupt", interrupting)
+
+    exp.run_fit(
+        config(per_device_eval_batch_size=1), tiny.create_model, ROWS, ROWS[:8], num_chunks=1
+    )
+    exp._wait(lambda: bool(told), 60)
+    held = len(batches)
+    runner.release()
+    exp.wait(60)
+
+    assert told[0] is True and held in (2, 3)
+    assert exp.run(1).status == "completed" and len(batches) == 8
+
+
+def test_threads_that_a_run_started_are_the_users_after_its_end(experiment, capsys):
+    pools = []
+
+    def metrics(prediction):
+        if not pools:
+            pools.append(ThreadPoolExecutor(1))
+            pools[0].submit(print, "in the run").result(30)
+        return {"own": 1.0}
+
+    exp = experiment()
+    exp.run_fit(config().copy(compute_metrics=metrics),
+                tiny.create_model, ROWS, ROWS, num_chunks=1, block=True)  # fmt: skip
+
+    pools[0].submit(print, "after the run").result(30)
+    pools[0].shutdown()
+
+    shown = capsys.readouterr().out
+    assert "after the run" in shown and "in the run" not in shown
+    assert "in the run" in (exp.folder / "runs" / "1" / "train.log").read_text()
+
+
 def test_a_default_dtype_that_was_set_beside_a_step_marks_its_run(experiment, settings):
     exp = experiment()
     hooked, meeting = met("on_step_begin", 2)
@@ -1134,6 +1191,8 @@ HARMLESS = [
     "%%rapidfire run\nexperiment: x",
     "%load_ext rapidfire",
     "%%time\nexp.wait()",
+    "from time import sleep\nwhile exp.status == 'running':\n    sleep(1)",
+    "import time, math as m\ntime.sleep(m.floor(1.5))",
     "exp?",
     "!ls",
     "exit()",
@@ -1164,6 +1223,8 @@ DRAWING = [
     "%%time\ntorch.rand(3)",
     "%run other.py",
     "%timeit 1",
+    "import time, random\nrandom.random()",
+    "from os import urandom\nurandom(3)",
     "@make\ndef f():\n    pass",
     "def f(x=make()):\n    pass",
     "await make()",
@@ -1254,6 +1315,6 @@ def test_another_shell_is_followed_in_place_of_the_first(cells, shell):
     cells.watch(shell)
     token = cells.token()
 
-    shell.run_cell("import json")
+    shell.run_cell("import random")
 
     assert cells.overlapped(token) and not cells.overlapped(cells.token())

@@ -60,8 +60,8 @@ def refused(data, *args, **kwargs):
         ("a.tsv", CSV.replace("Name the sky.,,Blue.", "Name the sky.\t\tBlue.")
             .replace("instruction,input,output", "instruction\tinput\toutput")
             .replace("Count to 2.,Slowly.,", "Count to 2.\tSlowly.\t")),
-        ("a.jsonl.gz", gzip.compress(LINES.encode())),
-        ("a.csv.gz", gzip.compress(CSV.encode())),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
+        ("a.csv.gz", gzip.compress(CSV.encode(), mtime=0)),
     ],
 )  # fmt: skip
 def test_the_same_rows_come_from_every_kind_of_file(write, name, content):
@@ -444,7 +444,7 @@ def test_damaged_files_are_named(write):
     parquet.write_table(pa.table({"p": ["x"] * 100}), "whole.parquet")
     with open("whole.parquet", "rb") as whole:
         half = whole.read()[:200]
-    packed = gzip.compress(LINES.encode())
+    packed = gzip.compress(LINES.encode(), mtime=0)
 
     assert "half.parquet is no whole Parquet file" in refused(write("half.parquet", half))
     assert "half.jsonl.gz cannot be read" in refused(write("half.jsonl.gz", packed[:-20]))
@@ -545,7 +545,7 @@ def test_urls_of_fsspec_work_as_paths_do():
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    memory.pipe("/load_test/a.jsonl.gz", gzip.compress(LINES.encode()))
+    memory.pipe("/load_test/a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0))
     memory.pipe("/load_test/b.csv", CSV.encode())
     parquet.write_table(pa.table({"p": ["x"]}), "load_test/c.parquet", filesystem=memory)
 

@@ -394,3 +394,95 @@ def test_a_warm_clone_during_a_chunk_evaluation_leaves_parent_and_clone_as_undis
     assert [r["eval_loss"] for r in rows[0]] == [r["eval_loss"] for r in rows[1]]
     for run in (1, 3):
         assert_same(sliced(exp.run(run)), sliced(exp.run(2)), f"run {run}")
+
+
+def test_undo_takes_back_the_op_asked_just_before_it(experiment):
+    exp = experiment()
+    group = [config(num_train_epochs=50), config(num_train_epochs=50, learning_rate=1e-3)]
+    exp.run_fit(group, tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+    exp._wait(lambda: exp.run(2).facts.step > 0, 60)
+    clone = exp.clone(1).wait(30)
+
+    exp.stop(2)
+    undone = exp.undo().wait(30)
+
+    assert (undone.op.kind, undone.op.run) == ("resume", 2)
+    assert exp.run(2).status in ("queued", "running")
+    assert exp.run(clone.run_id).status != "deleted"
+
+
+def test_undo_without_an_op_before_it_is_refused(experiment):
+    exp = experiment()
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(4), num_chunks=1)
+
+    with pytest.raises(OpError, match="no op yet to undo"):
+        exp.undo().wait(30)
+
+
+def test_a_deleted_run_that_is_brought_back_trains_on_as_if_nothing_had_been(experiment):
+    exp, other = experiment("deleted"), experiment("left alone")
+    group = [config(num_train_epochs=3), config(num_train_epochs=3, learning_rate=3e-3)]
+    asked = at(exp, 2, 5, lambda: (exp.delete(2), exp.undo()))
+
+    for one in (exp, other):
+        one.run_fit(group, tiny.create_model, tiny.sft_rows(12), num_chunks=2)
+        one.wait(120)
+
+    assert [handle.wait(30).status for handle in asked[0]] == ["applied", "applied"]
+    assert exp.run(2).status == "completed"
+    assert_same(sliced(exp.run(2)), sliced(other.run(2)))
+
+
+def test_what_is_so_already_is_no_error_when_cells_run_again(experiment):
+    exp = experiment()
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(6), num_chunks=1)
+    exp.boost(1, 3).wait(30)
+    exp.wait(60)
+    exp.resume(1, num_train_epochs=5).wait(30)
+    exp.wait(60)
+
+    again = [exp.boost(1, 3).wait(30), exp.resume(1, num_train_epochs=5).wait(30)]
+
+    assert [handle.status for handle in again] == ["already", "already"]
+
+
+def test_a_warm_clone_of_a_finished_run_says_that_nothing_is_left_to_train(experiment):
+    exp = experiment()
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(6), num_chunks=1, block=True)
+
+    with pytest.raises(OpError, match="nothing is left to train: run 1 has finished"):
+        exp.clone(1, {"learning_rate": 1e-3}, warm=True).wait(30)
+    longer = exp.clone(1, {"learning_rate": 1e-3, "num_train_epochs": 5}, warm=True).wait(30)
+    exp.wait(60)
+
+    assert exp.run(longer.run_id).facts.step > exp.run(1).facts.step
+
+
+@pytest.mark.parametrize("given", [{"max_steps": 2**70}, {"num_train_epochs": 1e300}])
+def test_a_training_without_an_end_is_refused_in_the_cell_and_as_a_clone(experiment, given):
+    exp = experiment()
+
+    with pytest.raises(ConfigError, match="over 100,000 chunks; lower num_train_epochs or max_ste"):
+        exp.run_fit(config(**given), tiny.create_model, tiny.sft_rows(6), num_chunks=2)
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(6), num_chunks=2, block=True)
+    with pytest.raises(OpError, match="over 100,000 chunks"):
+        exp.clone(1, given).wait(30)
+
+
+@pytest.mark.parametrize("wait", ["op", "experiment", "end"])
+def test_a_runs_own_code_cannot_wait_for_training(experiment, wait):
+    exp = experiment()
+
+    class Waits(tiny.Callback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if wait == "op":
+                exp.stop(2).wait()
+            else:
+                exp.wait() if wait == "experiment" else exp.end()
+
+    waits = config(num_train_epochs=2).copy(callbacks=[Waits])
+    exp.run_fit([waits, config()], tiny.create_model, tiny.sft_rows(6), num_chunks=1)
+    exp.wait(60)
+
+    assert exp.run(1).status == "failed" and "cannot wait for training" in exp.run(1).error
+    assert exp.run(2).status in ("completed", "stopped")

@@ -302,3 +302,38 @@ def test_a_moved_experiment_goes_on_and_its_results_are_readable_without_trainin
 
     assert_as_whole(exp, whole)
     exp.end()
+
+
+def test_an_event_that_the_disk_did_not_take_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+    from rapidfire_jupyter import storage
+    from rapidfire_jupyter.events import EventLog
+
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append("alert", None, text="first")
+
+    def broken(fd, path):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "sync", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            log.append("alert", None, sync=True, text="lost")
+    log.append("alert", None, sync=True, text="second")
+    log.close()
+
+    again = EventLog(tmp_path / "events.jsonl")
+    assert [(e.seq, e.data["text"]) for e in again.events] == [(0, "first"), (1, "second")]
+
+
+def test_what_a_crash_left_of_a_warm_clone_does_not_stop_the_next_one(tmp_path, experiment):
+    exp = experiment()
+    exp.run_fit(configs()[0], tiny.create_model, tiny.sft_rows(9), num_chunks=3)
+    exp._wait(lambda: exp.run(1).facts.checkpoint_step, 60)
+    left = exp.folder / "runs" / "2" / "source"
+    left.mkdir(parents=True)
+    (left / "left over").write_text("half of a clone")
+
+    clone = exp.clone(1, {"learning_rate": 1e-3, "num_train_epochs": 9}, warm=True).wait(30)
+    exp.wait(60)
+
+    assert clone.run_id == 2 and exp.run(2).status == "completed"

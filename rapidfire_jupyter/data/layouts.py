@@ -26,8 +26,6 @@ _MODEL_COLUMNS = ("input_ids", "labels", "attention_mask", "position_ids", "comp
 _GRPO_RESERVED = (
     "prompts",
     "completions",
-    "completion",
-    "completion_ids",
     "trainer_state",
     "log_extra",
     "log_metric",

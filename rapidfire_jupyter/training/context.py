@@ -95,6 +95,11 @@ class RunContext:
         self._touched.add("the default dtype")
         self._users_dtype = dtype if dtype != self._entered["dtype"] else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's thread has ended; threads that it started are the user's then."""
+        return self._log.closed
+
     def write(self, text: str) -> None:
         """Write to this run's log file."""
         self._log.write(text)
@@ -164,7 +169,8 @@ def bind(context: RunContext | None) -> None:
 
 def current() -> RunContext | None:
     """The context whose run the calling thread belongs to; None in every other thread."""
-    return getattr(_thread, "context", None)
+    context: RunContext | None = getattr(_thread, "context", None)
+    return None if context is None or context.is_over else context
 
 
 def inside() -> RunContext | None:

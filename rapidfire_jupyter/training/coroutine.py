@@ -578,14 +578,19 @@ def _is_of_disk(error: Exception) -> bool:
     torchs = isinstance(error, RuntimeError) and any(
         word in str(error) for word in ("PytorchStreamWriter", "inline_container", "No space")
     )
-    return torchs or isinstance(error, OSError | SafetensorError)
+    of_system = isinstance(error, OSError) and error.errno is not None
+    foreign = isinstance(error, ConnectionError | TimeoutError | ChildProcessError)
+    return torchs or isinstance(error, SafetensorError) or (of_system and not foreign)
 
 
 def _failure(error: BaseException) -> Failed:
     text = io.StringIO()
     traceback.print_exception(error, file=text)
     traceback.clear_frames(error.__traceback__)
-    message = str(error).strip() or type(error).__name__
+    try:
+        message = str(error).strip() or type(error).__name__
+    except BaseException:  # its own __str__ fails
+        message = f"{type(error).__name__} without a message"
     first = message.splitlines()[0]
     storage = isinstance(error, OSError) and error.errno in checkpoints.DISK_ERRORS
     line = first if isinstance(error, RapidFireError) else f"{type(error).__name__}: {first}"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rapidfire_jupyter.isolation import cells
 from rapidfire_jupyter.training import context, output
 
 _install_lock = threading.Lock()
@@ -32,6 +33,7 @@ def install() -> None:
             _install_setters()
             _install_thread_inheritance()
             output.install()
+            cells.in_run = lambda: context.current() is not None
             _installed = True
         output.route_streams()
 

@@ -23,6 +23,7 @@ from rapidfire_jupyter.errors import ConfigError, DataError
 
 ROW_COLUMN = "rapidfire_row"
 FAR = 10**9  # steps: an interval that never comes
+MOST_CHUNKS = 100_000  # in a whole training: each has an end that is logged and kept
 
 # Arguments that cannot change how rows are prepared. Any other argument parts the prepared data.
 _NOT_PREPARATION = frozenset(
@@ -284,6 +285,28 @@ def make_schedule(
     else:
         ends = even_ends(plan.num_chunks, total / per_epoch, total, multiple)
     return Schedule(total, per_epoch, rows_per_step, tuple(ends), aligned, multiple, dropped)
+
+
+def check_length(config: RunConfig, plan: ChunkPlan) -> None:
+    """Refuse a training that never ends.
+
+    Raises:
+        ConfigError: It has over 100,000 chunks.
+    """
+    args = config.model.training_args
+    epochs = float(getattr(args, "num_train_epochs", None) or 3.0)
+    steps = getattr(args, "max_steps", None) or -1
+    if steps > 0:
+        rows = (getattr(args, "per_device_train_batch_size", None) or 8) * (
+            getattr(args, "gradient_accumulation_steps", None) or 1
+        )
+        epochs = steps * rows / plan.rows
+    chunks = epochs * plan.num_chunks
+    if chunks > MOST_CHUNKS:
+        raise ConfigError(
+            f"{epochs:.3g} epochs of {plan.num_chunks} chunks are over {MOST_CHUNKS:,} chunks; "
+            "lower num_train_epochs or max_steps, or num_chunks"
+        )
 
 
 def wind_on_sampler(trainer: Any, epochs: int) -> None:

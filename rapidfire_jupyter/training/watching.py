@@ -89,25 +89,45 @@ def first_batch(trainer: Any) -> list[list[list[Any]]]:
             d for d in trainer.accelerator._dataloaders if d is not loader
         ]
         batch = next(iter(loader))
-    tokenizer = trainer.processing_class
     if isinstance(batch, list):  # GRPO trains on prompts
         return [[[str(row.get("prompt")), False]] for row in batch]
-    if "labels" not in batch:
-        rows = batch["input_ids"].tolist()
-        return [[[tokenizer.decode(row), True]] for row in rows]
-    pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
-    pad = tokenizer.pad_token_id
-    return [_pieces(tokenizer, ids, labels, pad) for ids, labels in pairs]
+    tokenizer = trainer.processing_class
+    decode = getattr(tokenizer, "tokenizer", tokenizer).decode  # a processor has one
+    rows = [_pieces(decode, *row) for row in _tokens(batch)]
+    if "labels" in batch or len(rows) % 2:
+        return rows
+    # Rows of preferences: all that were chosen, then all that were rejected.
+    half = len(rows) // 2
+    return [
+        [[f"{name}: ", False], *row]
+        for name, part in (("chosen", rows[:half]), ("rejected", rows[half:]))
+        for row in part
+    ]
 
 
-def _pieces(tokenizer: Any, ids: list[int], labels: list[int], pad: int) -> list[list[Any]]:
-    """Runs of learned and masked tokens, decoded; padding at the end is left out."""
-    while ids and ids[-1] == pad and labels[len(ids) - 1] == -100:
-        ids = ids[:-1]
-    pieces: list[list[Any]] = []
-    for learned, group in groupby(zip(ids, labels, strict=False), key=lambda pair: pair[1] != -100):
-        pieces.append([tokenizer.decode([token for token, _ in group]), learned])
-    return pieces
+def _tokens(batch: Any) -> Iterator[tuple[list[int], list[bool]]]:
+    """Each row's tokens without padding, and on which of them a loss is computed."""
+    ids = batch["input_ids"].tolist()
+    if "labels" in batch:
+        learned = [[label != -100 for label in row] for row in batch["labels"].tolist()]
+    else:  # TRL's collator of preferences marks the completions
+        mask = batch["completion_mask"] if "completion_mask" in batch else batch["attention_mask"]
+        learned = mask.bool().tolist()
+    if "attention_mask" in batch:
+        real = batch["attention_mask"].bool().tolist()
+    else:  # without padding: rows are packed, or as long as each other
+        real = [[True] * len(row) for row in ids]
+    for row, on, kept in zip(ids, learned, real, strict=True):
+        pairs = [(token, yes) for token, yes, is_real in zip(row, on, kept, strict=True) if is_real]
+        yield [token for token, _ in pairs], [yes for _, yes in pairs]
+
+
+def _pieces(decode: Any, ids: list[int], learned: list[bool]) -> list[list[Any]]:
+    """Runs of learned and masked tokens, decoded."""
+    return [
+        [decode([token for token, _ in group]), on]
+        for on, group in groupby(zip(ids, learned, strict=True), key=lambda pair: pair[1])
+    ]
 
 
 def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, float]:
