@@ -1,5 +1,6 @@
 """Series, figures, reports, twins: the right numbers, and every text shown as text."""
 
+import itertools
 import re
 from html.parser import HTMLParser
 
@@ -159,6 +160,12 @@ def test_the_report_stands_alone(tmp_path):
     assert html.startswith("<!DOCTYPE html>") and "default-src 'none'" in html
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
     assert html.count("<svg") == 4 and "run 1 has the lowest eval_loss" in html
+    assert html.index('<table class="rf-t">') < html.index("<svg")
+    first = html[html.index("<svg") : html.index("</svg>")]
+    ends = re.findall(r'<text class="k\dt" x="([\d.]+)" y="([\d.]+)"[^>]*>(\d)</text>', first)
+    heights = sorted(float(y) for _, y, _ in ends)
+    assert sorted(run for _, _, run in ends) == ["1", "2", "3"]
+    assert all(low + 10 < high for low, high in itertools.pairwise(heights))
 
 
 def test_names_that_are_no_unicode_can_be_saved(tmp_path):

@@ -125,6 +125,26 @@ def test_the_reason_against_a_warm_clone_is_given():
     assert told["warm"] == "1 3"
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "raise num_train_epochs (or start cold)"),
+        ({"learning_rate": 1e-5}, "raise num_train_epochs (or start cold)"),
+        ({"num_train_epochs": 1}, "raise num_train_epochs (or start cold)"),
+        ({"max_steps": 4}, "raise max_steps (or start cold)"),
+        ({"max_steps": 5}, ""),
+        ({"num_train_epochs": 9}, ""),
+    ],
+)
+def test_a_warm_clone_of_a_finished_run_must_train_longer(changes, reason):
+    finished = Run(1, "", "SFT", {}, status="completed", step=4)
+
+    warm = form.check(finished, config(), changes, never)["warm"]
+
+    assert warm.endswith(reason) and bool(warm) == bool(reason)
+    assert form.check(TRAINED, config(), changes, never)["warm"] == ""
+
+
 # ---------------------------------------------------------------------------------- the schedule
 
 

@@ -287,6 +287,43 @@ def test_the_log_of_a_failed_run_ends_with_its_trace(experiment):
     assert text.rstrip().endswith("ValueError: <script>alert(1)</script>")
 
 
+def test_the_first_batch_of_preferences_marks_the_completions_only(experiment):
+    from rapidfire_jupyter import RFDPOConfig, RFLoraConfig, RFModelConfig
+
+    arguments = RFDPOConfig(per_device_train_batch_size=2, num_train_epochs=1)
+    lora = RFLoraConfig(r=4, target_modules=["q_proj"])
+    config = RFModelConfig("tiny", peft_config=lora, training_args=arguments)
+    exp = experiment()
+    exp.run_fit(config, tiny.create_model, tiny.dpo_rows(8), num_chunks=1, block=True)
+    assert exp.run(1).status == "completed", exp.run(1).error
+    page = page_of(exp)
+
+    rows = page.ask("peek", run=1)[0]["data"]["rows"]
+    exp.panel().close()
+
+    assert [row[0]["text"] for row in rows] == ["chosen: "] * 2 + ["rejected: "] * 2
+    source = {row["prompt"]: row for row in tiny.dpo_rows(8)}
+    for row in rows:
+        kind, prompt, completion = row
+        assert [part["learned"] for part in row] == [False, False, True]
+        wanted = source[prompt["text"]][kind["text"][:-2]]
+        assert completion["text"].startswith(wanted) and "<pad>" not in completion["text"]
+
+
+def test_the_log_tells_what_was_repeated_once(page):
+    from rapidfire_jupyter import folders
+
+    warning = "lib.py:3: FutureWarning: old\n  warnings.warn(\n"
+    text = f"start\n{warning}{{'loss': 1}}\n{warning}same\nsame\n\n\nend\n"
+    (folders.run_dir(page.exp.panel()._actions.folder, 1) / "train.log").write_text(text)
+
+    shown = page.ask("log", run=1)[0]["data"]["text"]
+
+    told = ["start", "{'loss': 1}", "lib.py:3: FutureWarning: old (×2)", "  warnings.warn(",
+            "same (×2)", "", "", "end"]  # fmt: skip
+    assert shown.splitlines() == told
+
+
 @pytest.mark.parametrize(
     ("what", "args", "error"),
     [

@@ -158,13 +158,40 @@ def test_the_best_run_is_never_one_with_nan_and_ties_go_to_the_lower_id():
 
 
 # What TRL 1.x logs in this order, with its evaluations.
-DPO = ["loss", "grad_norm", "learning_rate", "entropy", "num_tokens", "mean_token_accuracy",
-       "logits/chosen", "logits/rejected", "rewards/chosen", "rewards/rejected",
-       "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected", "epoch"]  # fmt: skip
-GRPO = ["loss", "grad_norm", "learning_rate", "num_tokens", "completions/mean_length",
-        "completions/clipped_ratio", "rewards/length_reward/mean", "rewards/length_reward/std",
-        "reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "clip_ratio/low_mean",
-        "step_time"]  # fmt: skip
+DPO = [
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "entropy",
+    "num_tokens",
+    "mean_token_accuracy",
+    "logits/chosen",
+    "logits/rejected",
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+    "epoch",
+]
+GRPO = [
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "num_tokens",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "rewards/length_reward/mean",
+    "rewards/length_reward/std",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "kl",
+    "entropy",
+    "clip_ratio/low_mean",
+    "step_time",
+]
 
 
 def test_the_goal_of_each_trainer_comes_first_and_what_only_describes_last():

@@ -11,6 +11,7 @@ from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.ui import exports, form, library, schedule
 from rapidfire_jupyter.ui.actions import Actions, Reply
 from rapidfire_jupyter.ui.orders import MessageError, changes_of, flag
+from rapidfire_jupyter.ui.repeats import folded
 
 MOST_LINES = 2_000
 TAIL_BYTES = 400_000
@@ -89,7 +90,7 @@ def _log(actions: Actions, args: Args) -> Reply:
         with file.open("rb") as stream:
             stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
             text = stream.read().decode("utf-8", "replace")
-    shown = "\n".join(text.splitlines()[-lines:])
+    shown = "\n".join(folded(text.splitlines())[-lines:])
     failed = [
         e for e in actions.log.since(0) if e.kind == "run_failed" and e.run == run.id and run.error
     ]

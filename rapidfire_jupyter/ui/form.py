@@ -150,6 +150,22 @@ def no_warm_start(run: Run) -> str:
     return ""
 
 
+def nothing_left(run: Run, config: RunConfig, new: RunConfig) -> str:
+    """Why a warm clone of a finished run would train nothing; "" if it would train."""
+    if run.status != "completed":
+        return ""
+    before, after = config.model.training_args, new.model.training_args
+    steps, epochs = after.max_steps, (before.num_train_epochs, after.num_train_epochs)
+    longer = steps > run.step if steps > 0 else before.max_steps > 0 or epochs[1] > epochs[0]
+    if longer:
+        return ""
+    name = "max_steps" if steps > 0 else "num_train_epochs"
+    return (
+        "nothing is left to train: the parent has finished its schedule; "
+        f"raise {name} (or start cold)"
+    )
+
+
 def check(
     run: Run, config: RunConfig, changes: Mapping[str, Any], refusal: Refusal
 ) -> dict[str, Any]:
@@ -173,7 +189,8 @@ def check(
         return {"errors": {"": str(error)}, "warm": no_warm_start(run), "changed": {}}
     pairs = differences(_flat(config), _flat(new))
     changed = {path: [old, now] for path, (old, now) in pairs.items()}
-    return {"errors": {}, "warm": no_warm_start(run) or refusal(run.id, new), "changed": changed}
+    warm = no_warm_start(run) or refusal(run.id, new) or nothing_left(run, config, new)
+    return {"errors": {}, "warm": warm, "changed": changed}
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from html import escape
 
 from rapidfire_jupyter.ui.fold import Fold
+from rapidfire_jupyter.ui.metrics import by_use
 from rapidfire_jupyter.ui.series import main_metrics, short
 from rapidfire_jupyter.ui.svg import STYLE
 from rapidfire_jupyter.ui.texts import sendable
@@ -19,10 +20,10 @@ _PAGE_STYLE = (
 
 
 def report_html(fold: Fold, facts: Facts) -> str:
-    """The page: curves of every metric, the table, the best configuration, what happened."""
+    """The page: the table, the best configuration, curves of every metric, what happened."""
     constants, _ = differing(fold.state) if fold.state.runs else ({}, [])
     first = main_metrics(fold)
-    metrics = first + [name for name in fold.metrics if name not in first]
+    metrics = first + [name for name in by_use(fold.metrics) if name not in first]
     same = "\n".join(f"{short(name)} = {told(value)}" for name, value in constants.items())
     happened = "".join(
         f"<tr><td>{entry['time']:.0f} s</td><td>{escape(entry['text'])}</td></tr>"
@@ -35,8 +36,9 @@ def report_html(fold: Fold, facts: Facts) -> str:
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{title}</title><style>{_PAGE_STYLE}{STYLE}{_TABLE_STYLE}</style></head><body>"
         f"<h1>{title}</h1><p>{escape(summary(fold, facts))}</p>"
-        f'<h2>Curves</h2><div class="rf-g">{charts(fold, metrics)}</div>'
         f'<h2>Runs</h2><div class="rf-w">{table(fold, MOST_RUNS)}</div>{best_config(fold)}'
+        "<h2>Curves</h2><p>The number at a curve's end is its run's.</p>"
+        f'<div class="rf-g">{charts(fold, metrics)}</div>'
         f"<h2>The same for all runs</h2><pre>{escape(same)}</pre>"
         f'<h2>What happened</h2><table class="rf-t">{happened}</table></body></html>\n'
     )

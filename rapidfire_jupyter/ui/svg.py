@@ -8,8 +8,11 @@ from html import escape
 from rapidfire_jupyter.ui.colors import DARK, GREY, LIGHT
 
 WIDTH, HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 34
-_DARK = "".join(f".rf-c .k{i}{{stroke:{color}}}" for i, color in enumerate(DARK))
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 34, 12, 34
+_APART = 11  # pixels between two names at the ends of curves
+_DARK = "".join(
+    f".rf-c .k{i}{{stroke:{color}}}.rf-c .k{i}t{{fill:{color}}}" for i, color in enumerate(DARK)
+)
 # Colours are attributes, so that a page without its styles has them; these are for dark pages.
 STYLE = (
     f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light]) {{{_DARK}}}}}"
@@ -25,12 +28,14 @@ class Curve:
         points: x and y; values that are not finite are left out.
         pen: Number of its colour; None for grey.
         dashed: Whether it is drawn dashed.
+        end: What stands at its end, if it has a colour.
     """
 
     label: str
     points: Sequence[tuple[float, float]]
     pen: int | None = None
     dashed: bool = False
+    end: str = ""
 
 
 def chart(title: str, curves: Sequence[Curve], x_title: str = "step", most: int = 60) -> str:
@@ -80,7 +85,24 @@ def chart(title: str, curves: Sequence[Curve], x_title: str = "step", most: int 
     for curve, points in sorted(drawn, key=lambda d: d[0].pen is not None):
         if points:
             parts.append(_line(curve, [at(point) for point in points]))
-    return "".join([*parts, "</g></svg>"])
+    ends = [(curve, at(points[-1])) for curve, points in drawn if points and curve.pen is not None]
+    return "".join([*parts, "</g>", *_ends(ends), "</svg>"])
+
+
+def _ends(ends: Sequence[tuple[Curve, tuple[float, float]]]) -> list[str]:
+    """The names of curves where they end, moved apart where they would overlap."""
+    placed: list[tuple[Curve, float, float]] = []
+    for curve, (x, y) in sorted(ends, key=lambda end: end[1][1]):
+        near = [below for _, beside, below in placed if abs(beside - x) < 3 * _APART]
+        placed.append((curve, x, max([y, *(below + _APART for below in near)])))
+    over = max([0.0, *(y - (HEIGHT - _BOTTOM) for _, _, y in placed)])
+    return [
+        f'<text class="k{curve.pen}t" x="{x + 4:.1f}" y="{y - over + 4:.1f}" font-size="11" '
+        f'font-weight="700" font-family="system-ui,sans-serif" '
+        f'fill="{LIGHT[curve.pen or 0]}">{escape(curve.end)}</text>'
+        for curve, x, y in placed
+        if curve.end
+    ]
 
 
 def _line(curve: Curve, points: Sequence[tuple[float, float]]) -> str:

@@ -80,6 +80,7 @@ def charts(fold: Fold, metrics: Sequence[str], x: Axis = "step") -> str:
                 list(zip(s.x, s.y, strict=True)),
                 colored.get(s.run),
                 s.dashed,
+                str(s.run),
             )
             for s in found
         ]
