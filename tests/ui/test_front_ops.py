@@ -86,6 +86,104 @@ def test_finished_runs_are_trained_longer(page):
     assert orders(page) == [("resume", 4, {"num_train_epochs": 3})]
 
 
+def test_training_longer_begins_above_what_the_run_has_had(page):
+    show(page, {"rows": {4: {"status": "completed"}}})
+    page.evaluate("kernel.answers.config = { values: { 'training_args.num_train_epochs': 20 } }")
+    page.locator("tr[data-run='4'] [data-op=resume]").click()
+    page.wait_for_selector(".rf-longer :text('so far 20')")
+    amount = page.get_by_label("How much")
+    submit = page.get_by_role("button", name="Train longer", exact=True)
+
+    assert (amount.input_value(), amount.get_attribute("min")) == ("21", "20")
+    amount.fill("20")
+    submit.click()
+    assert "must be a number above 20" in page.locator(".rf-longer .rf-error").inner_text()
+    page.get_by_label("Measure").select_option("max_steps")
+    assert (amount.input_value(), amount.get_attribute("min")) == ("401", "400")
+    submit.click()
+
+    assert orders(page) == [("resume", 4, {"max_steps": 401})]
+
+
+def test_pause_all_needs_something_that_trains(page):
+    show(page, {"head": {"state": "idle", "counts": {"completed": 7, "stopped": 1}}})
+    pause = page.get_by_role("button", name="Pause all")
+
+    assert pause.get_attribute("aria-disabled") == "true"
+    pause.click(force=True)
+    assert orders(page) == []
+    page.evaluate("kernel.head.counts = { queued: 1 }; kernel.delta({ head: kernel.head })")
+    page.wait_for_selector("button:has-text('Pause all'):not([aria-disabled])")
+    pause.click()
+    assert orders(page)[0][0] == "pause_all"
+
+
+def test_the_whole_head_of_a_column_sorts_and_cuts_nothing(page):
+    show(page)
+    for th in page.locator("th[data-key]").all():
+        box = th.bounding_box()
+        page.evaluate(
+            "e => e.closest('.rf-scroll').scrollLeft = e.offsetLeft - 200", th.element_handle()
+        )
+        box = th.bounding_box()
+        for x in (3, box["width"] - 3):
+            before = th.get_attribute("aria-sort")
+            page.mouse.click(box["x"] + x, box["y"] + 3)
+            assert th.get_attribute("aria-sort") not in ("none", before)
+        name = th.locator(".rf-cut")
+        assert name.evaluate("e => e.scrollWidth <= e.clientWidth"), th.inner_text()
+        assert th.evaluate("e => e.scrollWidth <= e.clientWidth"), th.inner_text()
+
+
+def test_a_best_value_is_not_cut_off(page):
+    show(page, {"rows": {1: {"last": {"loss": -0.04321, "eval_loss": 1.234}}}})
+    best = page.locator("tr[data-run='1'] .rf-best > .rf-cut")
+
+    assert best.all_inner_texts() == ["★ −0.0432", "★ 1.234"]
+    assert all(best.evaluate_all("all => all.map(e => e.scrollWidth <= e.clientWidth)"))
+
+
+@pytest.mark.parametrize("width", [560, 760, 890])
+def test_buttons_never_cover_columns_where_room_is_short(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page)
+
+    assert not page.locator(".rf-grid [data-op]").first.is_visible()
+    page.locator("tr[data-run='1'] .rf-run").click()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.closest('tr').dataset.run") == "2"
+    page.locator(".rf-foot [data-op=stop]").click()
+    assert orders(page) == [("stop", 2, {})]
+    titles = [one for one in page.locator("th").all_inner_texts() if one]
+    assert titles.index("loss") < titles.index("learning_rate") < titles.index("ETA")
+
+
+def test_the_help_closes_on_escape_and_on_a_press_elsewhere(page):
+    show(page)
+    ask = page.get_by_role("button", name="Keyboard help")
+    box = page.locator(".rf-help")
+
+    ask.click()
+    box.click()
+    assert box.is_visible() and ask.get_attribute("aria-expanded") == "true"
+    page.keyboard.press("Escape")
+    assert box.is_hidden() and ask.get_attribute("aria-expanded") == "false"
+    ask.click()
+    page.locator(".rf-name").click()
+    assert box.is_hidden()
+    ask.click()
+    ask.click()
+    assert box.is_hidden()
+
+
+def test_one_run_that_logged_a_metric_gives_its_adapter(page):
+    show(page, {"runs": 1, "head": {"best": {}}})
+    page.get_by_role("button", name="Export").click()
+    page.get_by_role("button", name="Best run's adapter").click()
+    page.wait_for_selector(".rf-notices:has-text('run-1/adapter')")
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -182,6 +280,8 @@ def test_clone_form_checks_and_sends_one_order_for_each_value(page):
 
     rate.fill("-1")
     assert "must be at least 0" in page.locator(".rf-wrong").inner_text()
+    assert page.locator(".rf-diff").inner_text() == "–"
+    assert page.locator(".rf-side .rf-error").inner_text() == ""
     assert create.get_attribute("aria-disabled") == "true"
     rate.fill("7")
     page.wait_for_selector(".rf-wrong:has-text('no optimizer survives it')")
@@ -221,6 +321,24 @@ def test_clone_form_refuses_changes_that_cannot_be_warm(page):
     page.get_by_role("textbox", name="model_name").fill("another/base")
     page.wait_for_selector(".rf-side .rf-error:has-text('another base model')")
 
+    assert page.locator(".rf-primary").get_attribute("aria-disabled") == "true"
+    page.get_by_label("Cold").check()
+    page.wait_for_selector(".rf-primary:not([aria-disabled])")
+
+
+def test_a_finished_parent_says_what_to_raise(page):
+    show(page)
+    reason = "nothing is left to train: raise num_train_epochs (or start cold)"
+    page.evaluate(
+        """reason => { kernel.answers.check = (args) => ({
+          errors: {}, warm: args.changes["training_args.warmup_steps"] ? "" : reason,
+          changed: {}, line: "" }); }""",
+        reason,
+    )
+    page.locator("tr[data-run='1'] [data-op=clone]").click()
+    page.wait_for_selector(".rf-side .rf-error:has-text('nothing is left')")
+
+    assert page.locator(".rf-side .rf-error").inner_text() == reason
     assert page.locator(".rf-primary").get_attribute("aria-disabled") == "true"
     page.get_by_label("Cold").check()
     page.wait_for_selector(".rf-primary:not([aria-disabled])")

@@ -122,6 +122,8 @@ def test_smoothing_is_a_debiased_average_that_leaves_gaps(js):
         ("0.0003", "3e-4"),
         ("1.23456", "1.235"),
         ("-12.3456", "−12.35"),
+        ("0.001", "0.001"),
+        ("-0.012345", "−0.0123"),
         ("NaN", "NaN"),
         ("Infinity", "∞"),
         ("0", "0"),
@@ -210,11 +212,64 @@ def test_a_run_named_by_what_has_columns_is_shown_by_its_number(js, name, title)
         ("[5.75, 5.8].map((at) => tickText(at, [5.75, 5.8]))", ["5.75", "5.80"]),
         ("clockTicks(0, 300, 5)", [0, 60, 120, 180, 240, 300]),
         ("logTicks(-3, 0, 4)", [-3, -2, -1, 0]),
+        ("logTexts([-4, -3, -2, 0, 7])", ["1e-4", "0.001", "0.01", "1", "1e7"]),
+        ("logTexts([0.3625, 0.363, 0.3635])", ["2.304", "2.307", "2.309"]),
     ],
 )
 def test_ticks_are_round(js, call, expected):
     found = js(call)
     assert found == (expected if isinstance(expected[0], str) else pytest.approx(expected))
+
+
+def test_a_log_axis_tells_small_values_apart(js):
+    texts = js(
+        """(() => {
+          const y = [1e-4, 1e-3, 1e-2, 1];
+          const line = { x: [0, 1, 2, 3], y, run: 1, slot: 0, at: [0, 1, 2, 3], label: "1" };
+          const wish = { x: "step", log: true, zoom: null, marks: [], xTitle: "", yTitle: "" };
+          return planChart([line], wish, 800, 300).yTicks.map((tick) => tick.text);
+        })()"""
+    )
+
+    assert len(set(texts)) == len(texts) and {"1e-4", "0.001", "0.01", "0.1", "1"} <= set(texts)
+
+
+def test_columns_are_in_the_order_in_which_they_are_wanted(js):
+    keys = js(
+        """(() => {
+          const rows = [makeRow(1), makeRow(2, { parent: 1, weight: 3, status: "completed" })];
+          const metrics = ["reward", "loss", "eval_reward", "eval_num_tokens", "learning_rate"];
+          const lower_is_better = { reward: false, loss: true, eval_reward: false };
+          const state = { head: makeHead(rows, { metrics, lower_is_better }),
+                          rows: new Map(rows.map((row) => [row.id, row])) };
+          const found = columnsOf(state, "learning_rate", "sans-serif");
+          const weight = found.find((one) => one.key === "weight");
+          return [found.map((one) => one.title), rows.map((row) => weight.text(row))];
+        })()"""
+    )
+
+    assert keys[0] == ["Status", "Progress", "learning_rate (now)", "learning_rate", "r",
+                       "target_modules", "reward", "loss", "eval_reward", "ETA", "Weight",
+                       "Parent"]  # fmt: skip
+    assert keys[1] == ["1", "–"]  # a finished run gets no more chunks
+
+
+def test_clones_of_one_run_are_told_apart_by_what_changed(js):
+    change = {"training_args.learning_rate": 2e-3, "peft_config.r": 4}
+    row = {"id": 5, "name": "clone of 4", "parent": 4, "changes": change}
+
+    assert js(f"runTitle(makeRow(5, {json.dumps(row)}))") == (
+        "5 · clone of 4: learning_rate=0.002, r=4"
+    )
+    row["name"] = "mine"
+    assert js(f"runTitle(makeRow(5, {json.dumps(row)}))") == "5 · mine"
+
+
+def test_plotly_gets_minutes_and_other_axes_stay(js):
+    line = "{ x: [0, 90, 120], y: [1, 2, 3] }"
+
+    assert js(f"Array.from(inMinutes([{line}], 'time')[0].x)") == [0, 1.5, 2]
+    assert js(f"Array.from(inMinutes([{line}], 'step')[0].x)") == [0, 90, 120]
 
 
 def test_lines_are_thinned_to_pixels_with_their_extremes(js):

@@ -118,10 +118,11 @@ def test_axe_finds_nothing(page, dark):
         assert violations(page) == [], name
     page.get_by_role("tab", name="Curves").click()
     page.get_by_role("button", name="Numbers").click()
-    page.get_by_role("button", name="Keyboard help").click()
     page.get_by_role("button", name="Export").click()
     assert violations(page) == []
     page.get_by_role("button", name="Keyboard help").click()
+    assert violations(page) == []
+    page.keyboard.press("Escape")
     page.locator("tr[data-run='1'] [data-op=clone]").click()
     page.get_by_role("textbox", name="learning_rate").fill("-2")
     page.locator("summary").first.click()

@@ -80,9 +80,9 @@ function planChart(lines, wish, width, height) {
     fromX: (/** @type {number} */ px) => xs[0] + ((px - box.x) / box.w) * (xs[1] - xs[0]),
     fromY: (/** @type {number} */ px) => ys[0] + ((box.y + box.h - px) / box.h) * (ys[1] - ys[0]),
     xTicks: xTicks.map((at) => ({ px: toX(at), text: wish.x === "time" ? showClock(at) : tickText(at, xTicks) })),
-    yTicks: yTicks.map((at) => ({
+    yTicks: yTicks.map((at, index) => ({
       px: box.y + box.h - ((at - ys[0]) / (ys[1] - ys[0])) * box.h,
-      text: wish.log ? showNumber(10 ** at, 3) : tickText(at, yTicks),
+      text: wish.log ? logTexts(yTicks)[index] : tickText(at, yTicks),
     })),
     marks: wish.marks.filter((at) => at > xs[0] && at < xs[1]).map(toX),
   };
@@ -96,6 +96,20 @@ function tickText(/** @type {number} */ at, /** @type {number[]} */ all) {
   if (size >= 1e6) return showNumber(at, 3);
   if (size > 0 && size < 1e-2) return at ? String(Number(at.toPrecision(3)).toExponential()).replace("+", "") : "0";
   return at.toFixed(Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)))).replace("-", "−");
+}
+
+/** Labels of values given as logarithms, in as many digits as tell them apart: 0.01, 0.001, 1e-4. */
+function logTexts(/** @type {number[]} */ all) {
+  const texts = (/** @type {number} */ digits) =>
+    all.map((at) => {
+      const value = Number((10 ** at).toPrecision(digits));
+      return value >= 1e-3 && value < 1e6 ? String(value) : value.toExponential().replace("+", "");
+    });
+  for (let digits = 2; digits < 12; digits += 1) {
+    const found = texts(digits);
+    if (new Set(found).size === all.length) return found;
+  }
+  return texts(12);
 }
 
 /** Least and greatest of what lines hold, finite values only; 0 to 1 if there is nothing. */

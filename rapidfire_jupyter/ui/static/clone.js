@@ -145,7 +145,7 @@ function cloneBody(
     diff.replaceChildren(
       ...(found && found.size
         ? [...found].map(([path, values]) => diffItem(path, values))
-        : [h("li", { class: "rf-faint" }, found ? "none: the same hyperparameters again" : "a field cannot be read")]),
+        : [h("li", { class: "rf-faint" }, found ? "none: the same hyperparameters again" : NONE)]),
     );
     setText(errors, "");
     setText(warmNote, noWarm ? `Warm is not possible: ${noWarm}` : "");
@@ -190,7 +190,8 @@ function cloneBody(
       .filter(([path]) => !byPath.has(path))
       .map(([, text]) => text);
     const cannot = answers.map((one) => one.warm).find(Boolean) || "";
-    if (warm.checked && cannot) rest.push(`these changes cannot start warm: ${cannot}; choose cold`);
+    if (warm.checked && cannot)
+      rest.push(cannot.includes("start cold") ? cannot : `these changes cannot start warm: ${cannot}; choose cold`);
     if (!noWarm) setText(warmNote, !warm.checked && cannot ? `Warm would not be possible: ${cannot}` : "");
     setText(errors, rest.join("\n"));
     lines = answers.map((one) => one.line).filter(Boolean);
@@ -320,48 +321,4 @@ function makeGroup(/** @type {string} */ group, /** @type {ReturnType<typeof mak
         h("div", { class: "rf-fieldgrid" }, others),
       ),
   );
-}
-
-/** The form to train finished runs longer. */
-function createLonger(/** @type {View} */ view, /** @type {number[]} */ runs) {
-  const what = h(
-    "select",
-    { "aria-label": "Measure" },
-    h("option", { value: "num_train_epochs" }, "epochs in all"),
-    h("option", { value: "max_steps" }, "steps in all"),
-  );
-  const amount = h("input", { type: "number", min: "0", step: "any", value: "2", "aria-label": "How much" });
-  const error = h("p", { class: "rf-error", role: "alert" });
-  function send(/** @type {Event} */ event) {
-    event.preventDefault();
-    const value = Number(amount.value);
-    if (!(value > 0) || (what.value === "max_steps" && !Number.isInteger(value)))
-      return setText(
-        error,
-        `must be a ${what.value === "max_steps" ? "whole " : ""}number above 0, got ${amount.value || "nothing"}`,
-      );
-    const batch = randomId();
-    for (const run of runs) Object.assign(view.link.order(view.id, "resume", run, { [what.value]: value }), { batch });
-    view.closeForm();
-  }
-  const title = runs.length > 1 ? `Train ${runs.length} finished runs longer` : `Train run ${runs[0]} longer`;
-  const element = h(
-    "section",
-    { class: "rf-form", "aria-label": title },
-    h(
-      "header",
-      null,
-      h("h3", null, title),
-      button("Close", "close", () => view.closeForm()),
-    ),
-    h(
-      "form",
-      { class: "rf-longer", onsubmit: send },
-      amount,
-      what,
-      h("button", { type: "submit", class: "rf-button rf-primary" }, "Train longer"),
-      error,
-    ),
-  );
-  return { element, update: () => undefined, destroy: () => undefined, focus: () => amount.focus() };
 }

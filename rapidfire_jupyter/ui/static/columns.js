@@ -3,27 +3,37 @@
 
 const TIMINGS = /(_runtime|_per_second|_steps_per_second|_samples_per_second)$/;
 
-/** Metrics that have a column: the losses, what evaluations gave, and the one that is drawn. */
+const GOALS = ["reward", "loss", "train_loss", "rewards/accuracies", "rewards/margins"];
+
+/** Metrics that have a column: the one that is drawn, the goals of training, and what evaluations gave. */
 function columnMetrics(/** @type {Head} */ head, /** @type {string} */ drawn) {
-  return head.metrics.filter(
-    (name) =>
-      name === drawn || name === "loss" || name === "train_loss" || (name.startsWith("eval_") && !TIMINGS.test(name)),
+  const ranks = (/** @type {string} */ name) => name in head.lower_is_better;
+  const more = head.metrics.filter(
+    (name) => GOALS.includes(name) || (name.startsWith("eval_") && ranks(name) && !TIMINGS.test(name)),
   );
+  return [...new Set([...head.metrics.filter((name) => name === drawn), ...more])];
 }
 
 /**
- * The columns between the run's name and its buttons.
- * @param {State} state @param {string} drawn metric
+ * The columns between the run's name and its buttons; those come first that are wanted where room is short.
+ * @param {State} state @param {string} drawn metric @param {string} font
  * @returns {Column[]}
  */
-function columnsOf(state, drawn) {
+function columnsOf(state, drawn, font) {
   const head = state.head;
   if (!head) return [];
   const rows = [...state.rows.values()];
   const numeric = (/** @type {string} */ name) =>
     rows.every((row) => row.params[name] === undefined || typeof row.params[name] === "number");
+  // A title is never cut, nor is its arrow; long values are.
   const wide = (/** @type {string} */ title, /** @type {string[]} */ texts) =>
-    Math.round(Math.min(180, Math.max(56, 6.6 * Math.max(title.length, ...texts.map((text) => text.length)) + 22)));
+    Math.ceil(
+      Math.max(
+        56,
+        textWidth(title, font) + 34,
+        Math.min(180, Math.max(...texts.map((text) => textWidth(text, font))) + 20),
+      ),
+    );
   /** @type {Column[]} */
   const columns = [
     {
@@ -44,16 +54,18 @@ function columnsOf(state, drawn) {
       sort: (row) => row.progress,
       text: (row) => showShare(row.progress),
     },
-    {
-      key: "eta",
-      title: "ETA",
-      hint: "Time left for this run",
-      number: true,
-      width: 68,
-      sort: (row) => row.eta_s ?? NaN,
-      text: (row) => showDuration(row.eta_s),
-    },
   ];
+  const metric = (/** @type {string} */ name) => {
+    const same = head.varying.some((path) => shortName(path) === name);
+    const title = same ? `${name} (now)` : name;
+    return {
+      ...{ key: `m:${name}`, title, hint: `Last ${name}`, number: true, width: wide(title, ["★ −1.23e-5"]) },
+      sort: (/** @type {Row} */ row) => toNumber(row.last[name]),
+      text: (/** @type {Row} */ row) => (row.last[name] === undefined ? NONE : showNumber(row.last[name])),
+    };
+  };
+  const metrics = columnMetrics(head, drawn);
+  columns.push(...metrics.filter((name) => name === drawn).map(metric));
   for (const name of head.varying) {
     const title = shortName(name);
     const text = (/** @type {Row} */ row) => (name in row.params ? showValue(row.params[name]) : NONE);
@@ -68,20 +80,24 @@ function columnsOf(state, drawn) {
       text,
     });
   }
-  for (const name of columnMetrics(head, drawn))
-    columns.push({
-      ...{ key: `m:${name}`, title: name, hint: `Last ${name}`, number: true, width: wide(name, ["★ 0.0000"]) },
-      sort: (row) => toNumber(row.last[name]),
-      text: (row) => (row.last[name] === undefined ? NONE : showNumber(row.last[name])),
-    });
+  columns.push(...metrics.filter((name) => name !== drawn).map(metric));
+  columns.push({
+    key: "eta",
+    title: "ETA",
+    hint: "Time left for this run",
+    number: true,
+    width: wide("ETA", ["23 h 59 min"]),
+    sort: (row) => row.eta_s ?? NaN,
+    text: (row) => showDuration(row.eta_s),
+  });
   columns.push({
     key: "weight",
     title: "Weight",
     hint: "Chunks for each chunk of a run of weight 1",
     number: true,
-    width: 68,
-    sort: (row) => row.weight,
-    text: (row) => showNumber(row.weight),
+    width: wide("Weight", []),
+    sort: (row) => (mayTrain(row) ? row.weight : NaN),
+    text: (row) => (mayTrain(row) ? showNumber(row.weight) : NONE),
   });
   if (rows.some((row) => row.parent !== null))
     columns.push({
@@ -89,11 +105,16 @@ function columnsOf(state, drawn) {
       title: "Parent",
       hint: "The run it was cloned from",
       number: false,
-      width: 76,
+      width: wide("Parent", []),
       sort: (row) => row.parent ?? NaN,
       text: (row) => (row.parent === null ? NONE : `${row.parent} ${row.warm ? "warm" : "cold"}`),
     });
   return columns;
+}
+
+/** Whether a run trains, or can be made to train on as it is. */
+function mayTrain(/** @type {Row} */ row) {
+  return [...WORKING, "stopped", "failed"].includes(row.status);
 }
 
 /**

@@ -39,6 +39,17 @@ function h(tag, given, ...children) {
   return element;
 }
 
+/** @type {CanvasRenderingContext2D | null} */
+let ruler = null;
+
+/** How many pixels a text is wide in the panel, in bold. */
+function textWidth(/** @type {string} */ text, /** @type {string} */ font) {
+  ruler = ruler || document.createElement("canvas").getContext("2d");
+  if (!ruler) return 7.5 * text.length;
+  ruler.font = `600 12.5px ${font}`;
+  return ruler.measureText(text).width;
+}
+
 /**
  * An icon; hidden from screen readers, as the button around it has a label.
  * @param {keyof typeof ICONS} name

@@ -63,6 +63,11 @@ function tracesOf(
   return [...rest, ...colored];
 }
 
+/** Lines whose x is a time, in minutes: plotly has no axis of hours, minutes and seconds. Pure. */
+function inMinutes(/** @type {Line[]} */ lines, /** @type {string} */ x) {
+  return x === "time" ? lines.map((line) => ({ ...line, x: Float64Array.from(line.x, (at) => at / 60) })) : lines;
+}
+
 /** A line's points, as many as a wide screen can show: all x, then all y. */
 function thinned(/** @type {Line} */ line) {
   const stride = Math.max(1, Math.ceil(line.x.length / MOST_SHOWN));
@@ -96,7 +101,7 @@ function createExplore(/** @type {View} */ view) {
     const now = `${view.state.version} ${wish.metric} ${wish.x} ${wish.smooth} ${wish.log} ${theme.dark} ${[...wish.hidden]} ${wish.alone}`;
     if (now === drawn || (!force && performance.now() - at < REDRAW_MS)) return;
     [drawn, at] = [now, performance.now()];
-    const lines = linesOf(view.state, wish, view.slots);
+    const lines = inMinutes(linesOf(view.state, wish, view.slots), wish.x);
     const axis = { gridcolor: theme.grid, zerolinecolor: theme.grid, color: theme.faint };
     const layout = {
       ...{
@@ -110,7 +115,7 @@ function createExplore(/** @type {View} */ view) {
         plot_bgcolor: "rgba(0,0,0,0)",
         font: { color: theme.text, size: 11, family: theme.font },
       },
-      xaxis: { ...axis, title: { text: X_TITLES[wish.x] } },
+      xaxis: { ...axis, title: { text: wish.x === "time" ? `${X_TITLES.time} (min)` : X_TITLES[wish.x] } },
       shapes: chunkMarks(view.state, wish, lines)
         .filter((at) => at <= extent(lines, (line) => line.x)[1])
         .map((at) => ({

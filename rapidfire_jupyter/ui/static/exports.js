@@ -51,8 +51,10 @@ function createExport(/** @type {View} */ view) {
           new Blob([view.picture().svg(900, 360)], { type: "image/svg+xml" }),
         );
       if (format === "png") return saveFile(`${name}-${view.wish.metric}.png`, await view.picture().png(900, 360));
-      const best = view.state.head?.best[view.wish.metric];
-      if (format === "adapter" && best === undefined) return view.say(`no run has ${view.wish.metric} yet`);
+      const having = [...view.state.rows.values()].filter((row) => view.wish.metric in row.last);
+      const best = view.state.head?.best[view.wish.metric] ?? (having.length === 1 ? having[0].id : undefined);
+      if (format === "adapter" && best === undefined)
+        return view.say(`${view.wish.metric || "no metric"} tells of no best run; choose another one`);
       view.say("exporting…");
       const { data, buffer } = await view.ask("export", format === "adapter" ? { format, run: best } : { format });
       if (buffer && data.file) saveFile(data.file, new Blob([/** @type {any} */ (buffer)], { type: data.mime }));

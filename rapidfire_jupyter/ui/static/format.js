@@ -16,6 +16,7 @@ function showNumber(/** @type {unknown} */ value, digits = 4) {
     const [mantissa, exponent] = value.toExponential(digits - 2).split("e");
     return `${String(Number(mantissa))}e${Number(exponent)}`.replaceAll("-", "−").replace("e−", "e-");
   }
+  if (size < 0.1) return String(Number(value.toPrecision(digits - 1))).replace("-", "−");
   return value.toFixed(Math.max(0, digits - 1 - Math.max(0, Math.floor(Math.log10(size))))).replace("-", "−");
 }
 
@@ -67,6 +68,9 @@ function shortName(/** @type {string} */ path) {
 
 /** A run as it is called in sentences. */
 function runTitle(/** @type {Row} */ row) {
+  const changes = Object.entries(row.changes || {}).map(([name, value]) => `${shortName(name)}=${showValue(value)}`);
+  if (row.parent !== null && row.name === `clone of ${row.parent}` && changes.length)
+    return `${row.id} · ${row.name}: ${changes.join(", ")}`; // clones of one run are told apart by what changed
   return row.name && row.name !== String(row.id) && row.name !== `run ${row.id}`
     ? `${row.id} · ${row.name}`
     : `run ${row.id}`;

@@ -85,8 +85,14 @@ function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
   const aloud = h("div", { class: "rf-offscreen", "aria-live": "polite" });
   let [spokenAt, spoken, pauseKind] = [0, "", "pause_all"];
 
+  /** Why everything cannot be paused, or go on; "" if it can. */
+  function idle(/** @type {Head} */ head) {
+    if (pauseKind === "resume_all" || WORKING.some((status) => head.counts[status])) return locked(head);
+    return locked(head) || "no run is training or waiting to";
+  }
+
   function toggle() {
-    const reason = locked(view.state.head);
+    const reason = view.state.head ? idle(view.state.head) : locked(null);
     if (reason) view.say(`${pauseKind === "pause_all" ? "Pause" : "Resume"} all: not possible, ${reason}`);
     else view.link.order(view.id, pauseKind, null);
   }
@@ -117,7 +123,7 @@ function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
     const text = pauseKind === "pause_all" ? "Pause all" : "Resume all";
     if (pause.lastChild.textContent !== text)
       pause.replaceChildren(icon(pauseKind === "pause_all" ? "pause" : "play"), text);
-    const reason = locked(head);
+    const reason = idle(head);
     setAttribute(pause, "aria-disabled", reason ? "true" : null);
     pause.title = reason;
     alerts.hidden = !head.alerts;

@@ -153,6 +153,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
   root.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     const inGrid = table.table.contains(/** @type {Node} */ (event.target));
     const done =
+      (event.key === "Escape" && foot.closeHelp()) ||
       (inGrid && gridKey(view, table, event)) ||
       panelKey(view, event, foot.filter) ||
       (event.key === "Escape" && form && (closeForm(), true));
@@ -180,6 +181,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     document.removeEventListener("visibilitychange", woken);
     window.clearTimeout(timer);
     form?.destroy();
+    foot.closeHelp();
     tabs.destroy();
     root.remove();
   };
@@ -212,12 +214,35 @@ function createFoot(/** @type {View} */ view) {
       HELP.map(([keys, text]) => [h("dt", null, keys), h("dd", null, text)]),
     ),
   );
-  const ask = button(
-    "Keyboard help",
-    "",
-    () => ((help.hidden = !help.hidden), ask.setAttribute("aria-expanded", String(!help.hidden))),
-    { text: "?", "aria-label": "Keyboard help", "aria-expanded": "false", "aria-controls": help.id },
-  );
+  /** Pressing elsewhere, or Escape wherever the focus is, closes the help. */
+  const elsewhere = (/** @type {Event} */ event) => {
+    const at = /** @type {Node} */ (event.composedPath()[0]);
+    const key = /** @type {KeyboardEvent} */ (event).key;
+    if (key ? key === "Escape" : !help.contains(at) && !ask.contains(at)) closeHelp();
+  };
+  const ask = button("Keyboard help", "", () => (help.hidden ? openHelp() : closeHelp()), {
+    text: "?",
+    "aria-label": "Keyboard help",
+    "aria-expanded": "false",
+    "aria-controls": help.id,
+  });
+
+  function openHelp() {
+    help.hidden = false;
+    ask.setAttribute("aria-expanded", "true");
+    document.addEventListener("pointerdown", elsewhere, true);
+    document.addEventListener("keydown", elsewhere);
+  }
+
+  /** Closes the help; false if it was not open. */
+  function closeHelp() {
+    if (help.hidden) return false;
+    help.hidden = true;
+    ask.setAttribute("aria-expanded", "false");
+    document.removeEventListener("pointerdown", elsewhere, true);
+    document.removeEventListener("keydown", elsewhere);
+    return true;
+  }
 
   function press(/** @type {string} */ kind, /** @type {MouseEvent} */ event) {
     const runs = view.targets();
@@ -254,7 +279,7 @@ function createFoot(/** @type {View} */ view) {
     ask,
     help,
   );
-  return { element, ops, filter, update };
+  return { element, ops, filter, update, closeHelp };
 }
 
 /** One widget model: its link, shared by all its views. anywidget calls this once for each model. */

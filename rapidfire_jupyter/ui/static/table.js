@@ -38,9 +38,9 @@ function createTable(/** @type {View} */ view) {
 
   function update() {
     const { head } = view.state;
-    columns = columnsOf(view.state, view.wish.metric);
+    columns = columnsOf(view.state, view.wish.metric, view.theme.font);
     nameWidth = Math.min(
-      element.clientWidth > 1200 ? 280 : 150,
+      element.clientWidth > 1200 ? 320 : element.clientWidth > 900 ? 220 : 150,
       Math.max(
         88,
         ...[...view.state.rows.values()].map((row) => 6.4 * tableTitle(row, head?.varying || []).length + 20),
@@ -112,8 +112,10 @@ function createTable(/** @type {View} */ view) {
     );
     const widths = [32, 28, nameWidth, ...columns.map((column) => column.width), 160];
     table.querySelector("colgroup")?.remove();
-    table.prepend(h("colgroup", null, ...widths.map((width) => h("col", { style: `width:${width}px` })), h("col")));
-    table.style.minWidth = `${widths.reduce((sum, width) => sum + width, 0)}px`;
+    const cols = widths.map((width) => h("col", { style: `width:${width}px` }));
+    cols[cols.length - 1].className = "rf-ops";
+    table.prepend(h("colgroup", null, ...cols, h("col")));
+    table.style.setProperty("--rf-columns", `${widths.reduce((sum, width) => sum + width, -160)}px`);
     table.setAttribute("aria-colcount", String(widths.length + 1));
   }
 
@@ -128,7 +130,7 @@ function createTable(/** @type {View} */ view) {
     const press = h(
       "button",
       { type: "button", tabindex: -1, class: "rf-sort", title: hint || null, onclick: () => sortBy(key) },
-      title,
+      h("span", { class: "rf-cut" }, title),
     );
     return h(
       "th",
@@ -243,7 +245,8 @@ function createTable(/** @type {View} */ view) {
 
   /** The elements of a row that can have the focus, in order. */
   function stops(/** @type {Element} */ tr) {
-    return /** @type {HTMLElement[]} */ ([...tr.querySelectorAll("input, button, td[tabindex]")]);
+    const all = /** @type {HTMLElement[]} */ ([...tr.querySelectorAll("input, button, td[tabindex]")]);
+    return all.filter((one) => one.offsetParent !== null); // on narrow pages rows have no buttons
   }
 
   /** Exactly one element of the grid is a tab stop. */
