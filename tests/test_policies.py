@@ -9,9 +9,9 @@ from statistics import median
 import pytest
 from replay import Replay, grid
 
-from rapidfire_jupyter.bandit import BanditBoost
+from rapidfire_jupyter.bandit import BanditBoost, beliefs
 from rapidfire_jupyter.breeding import RATE, CloneBest, cross
-from rapidfire_jupyter.decisions import Memory, recall, remember, to_dict, unanswered
+from rapidfire_jupyter.decisions import Memory, Seen, recall, remember, to_dict, unanswered
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.halving import Halving, bands_of, rungs
@@ -211,6 +211,33 @@ def test_runs_that_share_a_warm_up_are_judged_at_its_end():
     assert any(one.op and one.key == "rung 0.125" for one in replay.log)
 
 
+def test_a_warm_up_that_others_do_not_have_is_followed_by_some_training():
+    mixed = [{RATE: 1e-3, BATCH: 8, WARM: 0.125 * (i < 2), "note": i} for i in range(8)]
+    replay = Replay(mixed, (Halving(),)).run()
+
+    first = {one.key: one.runs for one in replay.log[::-1] if 1 in one.runs or 2 in one.runs}
+    assert "rung 0.125" not in first and "rung 0.25" in first
+    assert not replay.memory.judged["halving", "rung 0.125"] & {1, 2}
+
+
+def test_a_run_that_was_not_behind_a_chunk_ago_is_kept():
+    def second_rung(before):
+        """Run 2 is far behind at the second rung; one chunk earlier it stood at `before`."""
+        replay = staged([0.0, 0.1, 0.2, 0.3])
+        for run in (1, 2, 3, 4) * 2:
+            replay.train_chunk(run)
+        for run, values in ((1, (2.0, 1.5)), (2, (before, 1.9)), (3, (3.0, 2.5)), (4, (3.0, 2.5))):
+            evals = [row for row in replay.rows[run] if "eval_loss" in row]
+            for row, value in zip(evals, values, strict=True):
+                row["eval_loss"] = value
+        memory = Memory({("halving", "rung 0.125"): frozenset({1, 2, 3, 4})})
+        found = decide(Halving(certainty=0.0), replay.state, replay.rows, memory)
+        return [one.op.run for one in found if one.op]
+
+    assert second_rung(before=2.1) == [2, 3, 4]
+    assert second_rung(before=1.9) == [3, 4]
+
+
 def test_a_diverged_run_stops_at_once_and_before_any_rung():
     configs = [{RATE: 1e-3, BATCH: 8, "note": i} for i in range(4)]
     configs[2]["diverges"] = 0.05
@@ -366,6 +393,19 @@ def test_threshold_stops_what_is_above_it_after_its_chunk():
     assert reasons(replay, "threshold")[0].endswith("is above 2.5 after chunk 3")
 
 
+def test_threshold_judges_the_mean_of_the_chunk_not_its_last_row():
+    replay = staged([0.0, 0.0])
+    for run in (1, 2):
+        replay.train_chunk(run)
+    for run, losses in ((1, [1.0] * 7 + [9.0]), (2, [9.0] * 7 + [1.0])):
+        for row, loss in zip(replay.rows[run], losses, strict=False):
+            row["loss"] = loss
+
+    found = decide(Threshold(2.5, keep_best=False), replay.state, replay.rows)
+
+    assert [one.op.run for one in found] == [2]
+
+
 def test_threshold_keeps_the_best_unless_told_otherwise():
     assert staged([0.0, 0.1], [Threshold(0.1)]).run().stopped() == {2}
     assert staged([0.0, 0.1], [Threshold(0.1, keep_best=False)]).run().stopped() == {1, 2}
@@ -384,11 +424,11 @@ def test_threshold_of_a_score_of_which_more_is_better():
 
 
 def test_outliers_leave_themselves_out_of_their_peers():
-    """Among six, no value can be more than 2.05 deviations from a mean that it is part of."""
-    replay = staged([0.0, 0.02, 0.04, 0.06, 0.08, 0.6], [Outliers()]).run()
+    """Among five, no value can be more than 1.79 deviations from a mean that it is part of."""
+    replay = staged([0.0, 0.02, 0.04, 0.06, 0.6], [Outliers()]).run()
 
-    assert replay.stopped() == {6}
-    assert replay.trained[6] == 2
+    assert replay.stopped() == {5}
+    assert replay.trained[5] == 2
     assert "the mean of its peers and 2 standard deviations" in reasons(replay, "outliers")[0]
 
 
@@ -562,6 +602,27 @@ def test_a_bandit_gives_the_better_runs_more_and_stops_none(rule):
     assert replay.stopped() == set()
 
 
+def test_newer_chunks_count_more_to_a_bandit():
+    replay = staged([0.0, 0.0, 0.0, 0.0])
+    for run in (1, 2, 3, 4) * 3:
+        replay.train_chunk(run)
+    # Run 1 is last, last, first; run 2 first, first, last.
+    for run, values in ((1, (4, 4, 1)), (2, (1, 1, 4)), (3, (2, 2, 2)), (4, (3, 3, 3))):
+        evals = [row for row in replay.rows[run] if "eval_loss" in row]
+        for row, value in zip(evals, values, strict=True):
+            row["eval_loss"] = value
+
+    seen = Seen(replay.state, replay.rows)
+    runs = list(replay.state.runs.values())
+    means = {arm.run: arm.mean for arm in beliefs(BanditBoost(), seen, runs)}
+    newest = {arm.run: arm.mean for arm in beliefs(BanditBoost(decay=0.0), seen, runs)}
+    (even,) = beliefs(BanditBoost(decay=1.0), seen, runs[:1])
+
+    assert means[1] > means[4] and means[2] < means[3]
+    assert max(newest, key=newest.get) == 1
+    assert even.error == pytest.approx(3**-0.5)
+
+
 def test_a_bandit_draws_by_its_seed():
     def asked(seed):
         replay = staged([0.0, 0.02, 0.04, 0.06], [BanditBoost()], seed=0)
@@ -621,6 +682,25 @@ def test_a_phase_may_end_early_and_go_on_warm():
         (1, "completed"),
         (2, "completed"),
     ]
+
+
+def test_a_phase_waits_for_its_clones_to_be_there():
+    phases = Phases(
+        (
+            Phase("a", until=0.125),
+            Phase("b", until=0.25, clone=CloneBest(2, spread=0.0)),
+            Phase("c", clone=CloneBest(1, spread=0.0)),
+        )
+    )
+    replay = staged([0.0, 0.1, 0.2, 0.3])
+    for run in (1, 2, 3, 4):
+        replay.train_chunk(run)
+    asked = decide(phases, replay.state, replay.rows)
+
+    again = decide(phases, replay.state, replay.rows, recall(Memory(), asked))
+
+    assert [one.op.kind for one in asked if one.op] == ["clone"] * 2 + ["stop"] * 4
+    assert again == []
 
 
 # ------------------------------------------------------------------------------- purity and memory
