@@ -6,6 +6,7 @@ import { Dialog, ICommandPalette, InputDialog, Notification, showDialog } from '
 import { rapidfireIcon } from './icon';
 import type { IKernel, Model } from './model';
 import type { Panels } from './panel';
+import { toOpen } from './reduce';
 import type { ISettings } from './settings';
 import type { IBrief, OrderKind } from './types';
 
@@ -27,7 +28,8 @@ export class Actions {
   constructor(
     private model: Model,
     private panels: Panels,
-    private settings: () => ISettings
+    private settings: () => ISettings,
+    private front: () => string | undefined
   ) {}
 
   /** Do an op and show why if it is refused. */
@@ -57,11 +59,9 @@ export class Actions {
     }
   }
 
-  /** Open the panel of the one that trains; asks which if there are several. */
+  /** Open the panel of the notebook in front, or of what trains; asks which if there are several. */
   async openAny(): Promise<void> {
-    const all = this.found();
-    const live = all.filter(({ brief }) => brief.live);
-    const choices = live.length ? live : all;
+    const choices = toOpen(this.found(), this.front());
     if (!choices.length) {
       Notification.info('No running kernel has an experiment yet.', { autoClose: 4_000 });
       return;

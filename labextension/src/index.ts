@@ -83,7 +83,9 @@ async function activate(
   consoles?.widgetAdded.connect((_, panel) => meet(panel.sessionContext));
 
   const panels = new Panels(app, model, notebooks, documents);
-  const actions = new Actions(model, panels, settings);
+  const front = (): string | undefined =>
+    notebooks?.currentWidget?.sessionContext.session?.kernel?.id;
+  const actions = new Actions(model, panels, settings, front);
   const sidebar = new Sidebar(model, actions);
   app.shell.add(sidebar, 'left', { rank: 650, type: 'RapidFire' });
   restorer?.add(sidebar, SIDEBAR_ID);

@@ -1,10 +1,10 @@
-/** Notifications: one per experiment and kind, brought up to date instead of piling up. */
+/** Notifications: one of each kind, brought up to date instead of piling up. */
 
 import { Notification } from '@jupyterlab/apputils';
 import type { INotebookTracker } from '@jupyterlab/notebook';
 
 import type { INoticed, Model } from './model';
-import type { INotice } from './reduce';
+import { INotice, summed } from './reduce';
 import type { ISettings } from './settings';
 
 const LOOKS: Record<INotice['kind'], 'success' | 'error' | 'warning' | null> = {
@@ -21,24 +21,27 @@ export function notify(
   settings: () => ISettings,
   open: (noticed: INoticed) => void
 ): void {
-  const shown = new Map<string, string>();
+  const shown = new Map<INotice['kind'], { id: string; all: INotice[] }>();
   model.noticed.connect((_, noticed) => {
-    const { kind, experiment, text } = noticed.notice;
+    const { kind } = noticed.notice;
     const look = LOOKS[kind];
     if (!look || !isWanted(kind, settings())) {
       return;
     }
-    const key = `${noticed.kernel.id} ${experiment} ${kind}`;
     const actions = [
       { label: 'Open panel', callback: () => open(noticed), displayType: 'accent' as const }
     ];
-    const before = shown.get(key);
+    const before = shown.get(kind);
+    const all = [...(before?.all ?? []), noticed.notice];
+    // It is no longer there to be updated if somebody has closed it: what it said was read.
     const updated =
-      before !== undefined &&
-      Notification.update({ id: before, message: text, type: look, actions });
-    if (!updated) {
+      before && Notification.update({ id: before.id, message: summed(all), type: look, actions });
+    if (before && updated) {
+      shown.set(kind, { id: before.id, all });
+    } else {
       const autoClose = kind === 'finished' ? 10_000 : (false as const);
-      shown.set(key, Notification.emit(text, look, { actions, autoClose }));
+      const id = Notification.emit(noticed.notice.text, look, { actions, autoClose });
+      shown.set(kind, { id, all: [noticed.notice] });
     }
   });
   model.refused.connect((_, reason) => {

@@ -48,6 +48,8 @@ export interface INotice {
   readonly kind: 'started' | 'finished' | 'failed' | 'alert';
   readonly experiment: string;
   readonly text: string;
+  /** How many runs failed, or 1. */
+  readonly count: number;
 }
 
 /**
@@ -65,8 +67,8 @@ export function notices(
     before = { ...after, state: 'empty', live: true, alerts: 0, runs: [] };
   }
   const found: INotice[] = [];
-  const tell = (kind: INotice['kind'], text: string): number =>
-    found.push({ kind, experiment: after.key, text });
+  const tell = (kind: INotice['kind'], text: string, count = 1): number =>
+    found.push({ kind, experiment: after.key, text, count });
   const began = after.state === 'running' && before?.state !== 'running';
   if (began && before?.state !== 'paused') {
     tell('started', `${after.name} trains`);
@@ -81,7 +83,8 @@ export function notices(
   if (failed.length === 1) {
     tell('failed', `${after.name}: run ${failed[0].id} failed: ${failed[0].error}`);
   } else if (failed.length) {
-    tell('failed', `${after.name}: runs ${failed.map(r => r.id).join(', ')} failed`);
+    const ids = failed.map(run => run.id).join(', ');
+    tell('failed', `${after.name}: runs ${ids} failed`, failed.length);
   }
   if (after.alerts > before.alerts) {
     tell('alert', `${after.name}: ${after.alert}`);
@@ -92,6 +95,45 @@ export function notices(
     tell('finished', `${after.name}: nothing is left to train; ${done} of ${runs(after)} finished`);
   }
   return found;
+}
+
+/** Notices of one kind that nobody has put away, in one: how many, and the newest. */
+export function summed(all: readonly INotice[]): string {
+  const newest = all[all.length - 1];
+  if (all.length === 1) {
+    return newest.text;
+  }
+  const count = all.reduce((sum, notice) => sum + notice.count, 0);
+  const what = {
+    started: 'experiments started',
+    finished: 'experiments finished',
+    failed: 'runs failed',
+    alert: 'alerts'
+  }[newest.kind];
+  return `${count} ${what}, last: ${newest.text}`;
+}
+
+/** What is known of an experiment when one is to be opened. */
+interface IOpenable {
+  readonly kernel: { readonly id: string };
+  readonly brief: { readonly live: boolean };
+}
+
+/**
+ * The experiments to choose from when one is to be opened, the likeliest first; a single one needs
+ * no question.
+ *
+ * @param front The kernel of the notebook in front.
+ */
+export function toOpen<T extends IOpenable>(all: readonly T[], front: string | undefined): T[] {
+  const isLive = (one: T): boolean => one.brief.live;
+  const here = all.filter(one => one.kernel.id === front);
+  const likely = here.some(isLive) ? here.filter(isLive) : here;
+  if (likely.length === 1) {
+    return likely;
+  }
+  const others = all.filter(one => one.kernel.id !== front);
+  return [...likely, ...(all.some(isLive) ? others.filter(isLive) : others)];
 }
 
 function runs(brief: IBrief): string {

@@ -174,7 +174,8 @@ function Run(props: IExperimentProps & { run: IBriefRun; slot?: number }): React
 }
 
 function status(run: IBriefRun): string {
-  const weight = run.weight === 1 ? '' : ` ×${Number(run.weight.toPrecision(3))}`;
+  const plain = run.weight === 1 || run.status === 'completed';
+  const weight = plain ? '' : ` ×${Number(run.weight.toPrecision(3))}`;
   const left = isActive(run) && run.eta_s !== null ? ` · ${duration(run.eta_s)}` : '';
   return `${run.status}${weight}${left}`;
 }

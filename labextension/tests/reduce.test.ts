@@ -1,4 +1,15 @@
-import { atStake, colours, duration, loss, NOTHING, notices, reduce, statusText } from '../src/reduce';
+import {
+  atStake,
+  colours,
+  duration,
+  loss,
+  NOTHING,
+  notices,
+  reduce,
+  statusText,
+  summed,
+  toOpen
+} from '../src/reduce';
 import { brief, message, run } from './made';
 
 test('changed runs replace theirs, and the others stay', () => {
@@ -116,4 +127,39 @@ test('a run has the colour of its number, or a free one; many runs have none', (
     [9, 2]
   ]);
   expect(colours(many).size).toBe(0);
+});
+
+test('failures of several experiments are one sentence', () => {
+  const fails = (id: number, ...ids: number[]): ReturnType<typeof notices> => {
+    const name = `exp ${id}`;
+    const runs = [1, 2, 3].map(n => run(n, ids.includes(n) ? { status: 'failed', error: 'x' } : {}));
+    return notices(brief({ name, runs: [1, 2, 3].map(n => run(n)) }), brief({ name, runs }));
+  };
+
+  expect(summed(fails(1, 2))).toBe('exp 1: run 2 failed: x');
+  expect(summed([...fails(1, 2), ...fails(2, 1, 3)])).toBe(
+    '3 runs failed, last: exp 2: runs 1, 3 failed'
+  );
+});
+
+test('the experiment of the notebook in front is opened without a question', () => {
+  const one = (id: string, name: string, live: boolean): { kernel: { id: string }; brief: any } => ({
+    kernel: { id },
+    brief: { name, live }
+  });
+  const [a, b, c, d] = [
+    one('k1', 'a', true),
+    one('k2', 'b', false),
+    one('k3', 'c', true),
+    one('k3', 'd', false)
+  ];
+  const all = [a, b, c, d];
+
+  expect(toOpen(all, 'k2')).toEqual([b]);
+  expect(toOpen(all, 'k3')).toEqual([c]);
+  expect(toOpen(all, undefined)).toEqual([a, c]);
+  expect(toOpen(all, 'no kernel of ours')).toEqual([a, c]);
+  expect(toOpen([b, d], undefined)).toEqual([b, d]);
+  const twice = one('k3', 'e', true);
+  expect(toOpen([...all, twice], 'k3')).toEqual([c, twice, a]);
 });
