@@ -326,6 +326,36 @@ def test_the_panel_opens_in_the_main_area_once(training):
     assert page.locator(".rf-Panel").count() == 1
 
 
+FAILS = """
+class Failing(tiny.Callback):
+    def on_step_begin(self, *args, **kwargs):
+        raise ValueError("no memory")
+
+for name, rates in (("first", [1e-2]), ("second", [1e-2, 1e-3])):
+    exp = Experiment(name)
+    group = grid(rates, 1, (Failing,))
+    exp.run_fit(group, tiny.create_model, tiny.sft_rows(8), num_chunks=1, panel=False, block=True)
+    time.sleep(3)
+    if name == "first":
+        exp.end()  # its notification stays, its experiment goes
+"""
+
+
+def test_the_notebook_in_front_comes_first_and_failures_are_one_notification(training, lab):
+    page = training
+    start(page, lab, "fails", FAILS)
+    toasts = page.locator(".Toastify__toast", has_text="failed")
+    page.get_by_text(re.compile(r"^3 runs failed, last: second: ")).first.wait_for()
+
+    assert toasts.count() == 1
+    command(page, "rapidfire:open-panel")
+
+    page.locator(".rf-Panel .jupyter-widgets, .rf-Panel .lm-Widget").first.wait_for()
+    title = page.evaluate("() => window.jupyterapp.shell.currentWidget.title.label")
+    assert title == "second"  # the other notebook's experiment is the one that trains
+    assert page.locator(".jp-Dialog").count() == 0
+
+
 def test_the_panel_opens_its_notebook_if_that_is_closed(training):
     page = training
     page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")

@@ -40,7 +40,7 @@ function createTable(/** @type {View} */ view) {
     const { head } = view.state;
     columns = columnsOf(view.state, view.wish.metric, view.theme.font);
     nameWidth = Math.min(
-      element.clientWidth > 1200 ? 320 : element.clientWidth > 900 ? 220 : 150,
+      element.clientWidth > 1200 ? 320 : element.clientWidth > 900 ? 250 : element.clientWidth > 600 ? 190 : 150,
       Math.max(
         88,
         ...[...view.state.rows.values()].map((row) => 6.4 * tableTitle(row, head?.varying || []).length + 20),
