@@ -44,7 +44,8 @@ class Halving:
         first_keep: Share of runs that their first cut spares, at least.
         metric: None takes eval_loss, or loss where nothing is evaluated.
         mode: Which way is better; None goes by the metric's name.
-        noise: Relative difference that is a tie: what the same config gives with another seed.
+        noise: Relative difference that is a tie at the end: what the same config gives with another
+            seed. At a rung it is divided by the root of the fraction: earlier, more may still flip.
         certainty: Standard errors of a paired difference that are a tie.
         most_kept: Ties and spared runs may raise what is kept to this multiple, at most; the best
             of a band of learning rates comes on top.
@@ -263,7 +264,9 @@ def _spared(policy: Halving, seen: Seen, ranking: _Ranking) -> set[int]:
         if run.id not in ranking.due or now is None or math.isinf(now.difference):
             continue
         before = _before(policy, seen, run, ranking)
-        if is_tie(now, policy.noise, policy.certainty) or before <= 0:
+        # What is left of the schedule may still move a run by more than the noise floor.
+        early = policy.noise / math.sqrt(ranking.rung)
+        if is_tie(now, early, policy.certainty) or before <= 0:
             found.add(run.id)
     return found
 
