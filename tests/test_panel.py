@@ -366,18 +366,24 @@ def test_plotly_is_sent_when_it_is_asked_for(page):
 
 def test_the_clone_form_is_asked_checked_and_previewed(page):
     form = page.ask("form", run=1)[0]
-    checked_form = page.ask("check", run=1, changes={"training_args.learning_rate": "1e-3",
-                            "peft_config.r": 8}, warm=True)[0]  # fmt: skip
+    changes = {"training_args.learning_rate": "1e-3", "peft_config.r": 8}
+    checked_form = page.ask("check", run=1, changes=changes, warm=True)[0]
+    longer = {**changes, "training_args.num_train_epochs": 9}
+    checked_longer = page.ask("check", run=1, changes=longer, warm=True)[0]
     schedule = page.ask("schedule", run=1, changes={"training_args.learning_rate": 0.5,
                         "training_args.num_train_epochs": 2}, warm=True)[0]  # fmt: skip
 
     assert form["data"]["warm"] == "" and len(form["data"]["fields"]) > 50
     assert checked_form["data"] == {
         "errors": {},
-        "warm": "",
+        "warm": "nothing is left to train: the parent has finished its schedule; "
+        "raise num_train_epochs (or start cold)",
         "changed": {"peft_config.r": [4, 8], "training_args.learning_rate": [0.01, 0.001]},
         "line": "%rapidfire clone 1 training_args.learning_rate='1e-3' peft_config.r=8 --warm",
     }
+    assert checked_longer["data"]["warm"] == ""
+    refused = page.order("short", "clone", 1, changes=changes, warm=True)
+    assert refused["status"] == "refused" and "nothing is left to train" in refused["reason"]
     assert schedule["data"]["from_step"] == 4
     assert schedule["data"]["clone"] == [None] * 4 + [0.25, 0.1875, 0.125, 0.0625, 0.0]
 
@@ -504,8 +510,8 @@ def test_a_terminal_gets_a_text_table(page, capsys):
 
 
 def test_undo_takes_back_the_last_op(page):
-    with pytest.raises(OpError, match="has had no op yet"):
-        page.exp.undo()
+    with pytest.raises(OpError, match="no op yet to undo"):
+        page.exp.undo().wait(30)
     page.order("a", "delete", 2)
 
     assert page.exp.undo().wait(30).op.kind == "undelete" and page.exp.run(2).status == "completed"
