@@ -80,7 +80,7 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         reason = warm.refusal(config, changed)
         if reason:
             raise OpError(f"{reason}; use warm=False")
-        if parent.status == "completed" and _same_end(config, changed):
+        if parent.status == "completed" and not _is_longer(config, changed, parent.step):
             raise OpError(
                 f"nothing is left to train: run {parent.id} has finished its schedule; raise "
                 "num_train_epochs or max_steps, or use warm=False"
@@ -103,11 +103,18 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     }
 
 
-def _same_end(config: RunConfig, changed: RunConfig) -> bool:
+def _is_longer(config: RunConfig, changed: RunConfig, step: int) -> bool:
+    """Whether a config trains past the end of the one that has finished at `step`."""
     before, after = config.model.training_args, changed.model.training_args
-    return all(
-        getattr(before, name, None) == getattr(after, name, None)
-        for name in ("num_train_epochs", "max_steps")
+    steps = getattr(after, "max_steps", None) or -1
+    if steps > 0:
+        return bool(steps > step)
+    if (getattr(before, "max_steps", None) or -1) > 0:
+        return True  # from steps to epochs: how many steps those are is known when it is prepared
+    default = 3.0
+    return bool(
+        (getattr(after, "num_train_epochs", None) or default)
+        > (getattr(before, "num_train_epochs", None) or default)
     )
 
 

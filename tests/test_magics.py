@@ -496,7 +496,7 @@ def test_ops_act_and_say_that_a_magic_asked(main):
     assert main.op("delete 4") == [["applied", 4, "magic"]]
     assert main.statuses() == {"1": "completed", "2": "stopped", "3": "stopped", "4": "deleted"}
     assert main.op("undelete 4") == [["applied", 4, "magic"]]
-    assert main.op("resume 4") == [["applied", 4, "magic"]]
+    assert main.statuses()["4"] == "paused"  # as it was before
     refused = main.run("%rapidfire wait 0.05")
     assert refused.err.strip() == "UsageError: experiment 'main' is still training after 0.05 s"
 

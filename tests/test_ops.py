@@ -210,7 +210,8 @@ def test_clone_and_delete_of_the_same_parent_in_one_go(experiment):
 
     assert exp.run(1).status == "deleted" and exp.run(2).status == "completed", exp.run(2).trace
     exp.undelete(1).wait(30)
-    assert exp.run(1).status == "stopped"
+    exp.wait(60)
+    assert exp.run(1).status == "completed"
 
 
 def test_the_same_clone_twice_is_the_same_run_unless_again(experiment):

@@ -26,7 +26,8 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 LAYERS = {
     "domain": "errors choices arguments config changes encoding search storage folders events "
     "state ops undo cell_source isolation",
-    "decisions": "scheduler monitors policies analysis",
+    "decisions": "scheduler measures comparison decisions screening halving breeding bandit "
+    "policies alerts learning_faults machine_faults monitors ranking effects analysis",
     "work": "executors training data",
     "engine": "engine fit operations",
     "view": "ui",
