@@ -378,10 +378,8 @@ def test_quickstart_is_stored_without_outputs():
     assert sum("DATA_PATH = None\n" in cell.source for cell in code) == 1
 
 
-@needs_install
-@pytest.mark.slow
-def test_quickstart_runs(tmp_path):
-    """Every cell of the notebook, with the tests' model in place of one of 135 million weights."""
+def small_quickstart():
+    """The notebook with the tests' model in place of one of 135 million weights."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:
         if "def create_model" in cell.source:
@@ -389,9 +387,34 @@ def test_quickstart_runs(tmp_path):
                 f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import tiny\n"
                 "def create_model(config): return tiny.model(), tiny.tokenizer()"
             )
+    return notebook
 
+
+@needs_install
+@pytest.mark.slow
+def test_quickstart_passes_nbval(tmp_path):
+    nbformat.write(small_quickstart(), tmp_path / "quickstart.ipynb")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p",
+         "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "quickstart.ipynb")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:]
+
+
+@needs_install
+@pytest.mark.slow
+def test_quickstart_runs(tmp_path):
+    """Every cell of the notebook; saved, it is small and shows its result without a kernel."""
+    notebook = small_quickstart()
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbformat.write(notebook, tmp_path / "done.ipynb")
 
+    assert (tmp_path / "done.ipynb").stat().st_size <= 1_000_000
+    shown = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
+    assert any("<svg" in data.get("text/html", "") for data in shown)
     table = next(c.outputs[-1].data["text/plain"] for c in notebook.cells if "exp.wait" in c.source)
     rows = [line for line in table.splitlines() if re.match(r"\d", line)]
     assert len(rows) == 5  # four of the grid and the clone

@@ -20,6 +20,7 @@ import psutil
 import workload
 
 from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.engine import engine
 
 MIB = 2**20
 
@@ -65,6 +66,8 @@ def parked_bytes(exp, runs):
         assert not any(run.status == "failed" for run in exp.runs), [r.error for r in exp.runs]
         time.sleep(0.02)
     exp.pause_all().wait()
+    while engine()._tidied is not None:  # it gives memory back as soon as it is idle
+        time.sleep(0.01)
     gc.collect()
     return psutil.Process().memory_info().rss
 

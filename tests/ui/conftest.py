@@ -8,7 +8,7 @@ import pytest
 collect_ignore_glob = [] if importlib.util.find_spec("playwright") else ["test_*.py"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a second Playwright in a process needs the first ended
 def chrome():
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
