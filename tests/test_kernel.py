@@ -316,7 +316,8 @@ def test_every_cell_shows_its_own_text_only_and_no_text_is_lost(notebook):
         )
         exp = Experiment("talk")
         exp.run_fit(
-                talk, create_model, tiny.sft_rows(12), tiny.sft_rows(16)[12:], num_chunks=3, panel=False
+                talk, create_model, tiny.sft_rows(12), tiny.sft_rows(16)[12:],
+                num_chunks=3, panel=False,
             )
         spent = time.process_time() - begin
         """

@@ -54,6 +54,7 @@ def finished(page):
 
 
 def test_a_click_is_answered_while_a_cell_blocks(page, lab, request):
+    page.set_viewport_size({"width": 1700, "height": 900})  # wide enough for buttons in the rows
     start(page, lab, request, "import time\ntime.sleep(15)\ndone = True", wait=False)
     page.wait_for_function(
         "() => document.querySelectorAll('.jp-InputPrompt')[2].innerText == '[*]:'"
