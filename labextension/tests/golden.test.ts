@@ -27,7 +27,7 @@ test('the mirror of types names every field of the golden messages', () => {
     full: true,
     experiments: [
       {
-        key: '/work/rapidfire_experiments/support-bot',
+        key: '/home/me/rapidfire_experiments/support-bot',
         name: 'support-bot',
         state: 'running',
         live: true,
@@ -67,7 +67,7 @@ test('the mirror of types names every field of the golden messages', () => {
         ]
       }
     ],
-    gone: ['/work/rapidfire_experiments/older']
+    gone: ['/home/me/rapidfire_experiments/older']
   };
   expect(golden.Experiments).toEqual(message);
 });
