@@ -50,6 +50,21 @@ def modify(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
     return RFModelConfig(**fields).build(trainer_type=kind)
 
 
+def trains_longer(config: RunConfig, changed: RunConfig, step: int) -> bool:
+    """Whether a config trains past the end of the one that has finished at `step`."""
+    before, after = config.model.training_args, changed.model.training_args
+    steps = getattr(after, "max_steps", None) or -1
+    if steps > 0:
+        return bool(steps > step)
+    if (getattr(before, "max_steps", None) or -1) > 0:
+        return True  # from steps to epochs: how many steps those are is known when it is prepared
+    default = 3.0
+    return bool(
+        (getattr(after, "num_train_epochs", None) or default)
+        > (getattr(before, "num_train_epochs", None) or default)
+    )
+
+
 def _path(config: RunConfig, key: str) -> tuple[str, ...]:
     """The field that a name in `changes` means, and the argument inside it."""
     if key == "trainer_type" or key in MODEL_ARGUMENTS:

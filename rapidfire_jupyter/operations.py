@@ -3,8 +3,8 @@
 from typing import Any
 
 from rapidfire_jupyter import folders
-from rapidfire_jupyter.changes import modify
-from rapidfire_jupyter.config import RunConfig, flatten
+from rapidfire_jupyter.changes import modify, trains_longer
+from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
@@ -80,7 +80,7 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         reason = warm.refusal(config, changed)
         if reason:
             raise OpError(f"{reason}; use warm=False")
-        if parent.status == "completed" and not _is_longer(config, changed, parent.step):
+        if parent.status == "completed" and not trains_longer(config, changed, parent.step):
             raise OpError(
                 f"nothing is left to train: run {parent.id} has finished its schedule; raise "
                 "num_train_epochs or max_steps, or use warm=False"
@@ -101,21 +101,6 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         "created": spec,
         "step": step if step is not None else parent.step,
     }
-
-
-def _is_longer(config: RunConfig, changed: RunConfig, step: int) -> bool:
-    """Whether a config trains past the end of the one that has finished at `step`."""
-    before, after = config.model.training_args, changed.model.training_args
-    steps = getattr(after, "max_steps", None) or -1
-    if steps > 0:
-        return bool(steps > step)
-    if (getattr(before, "max_steps", None) or -1) > 0:
-        return True  # from steps to epochs: how many steps those are is known when it is prepared
-    default = 3.0
-    return bool(
-        (getattr(after, "num_train_epochs", None) or default)
-        > (getattr(before, "num_train_epochs", None) or default)
-    )
 
 
 def _warm_source(fit: Fit, parent: Run, clone: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rapidfire_jupyter.arguments import BOUNDS, OWNED, SECRETS, Argument, accepts
-from rapidfire_jupyter.changes import modify
+from rapidfire_jupyter.changes import modify, trains_longer
 from rapidfire_jupyter.config import MODEL_ARGUMENTS, Recorded, RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError
@@ -154,12 +154,9 @@ def nothing_left(run: Run, config: RunConfig, new: RunConfig) -> str:
     """Why a warm clone of a finished run would train nothing; "" if it would train."""
     if run.status != "completed":
         return ""
-    before, after = config.model.training_args, new.model.training_args
-    steps, epochs = after.max_steps, (before.num_train_epochs, after.num_train_epochs)
-    longer = steps > run.step if steps > 0 else before.max_steps > 0 or epochs[1] > epochs[0]
-    if longer:
+    if trains_longer(config, new, run.step):
         return ""
-    name = "max_steps" if steps > 0 else "num_train_epochs"
+    name = "max_steps" if new.model.training_args.max_steps > 0 else "num_train_epochs"
     return (
         "nothing is left to train: the parent has finished its schedule; "
         f"raise {name} (or start cold)"
