@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from rapidfire_jupyter.changes import COLD_ARGUMENTS
 from rapidfire_jupyter.comparison import (
     Mode,
     barrier,
@@ -172,15 +173,7 @@ def cross(first: Run, second: Run, draw: Random) -> dict[str, Any]:
 def _keeps(name: str) -> bool:
     """Whether a warm clone may be given another value of this."""
     head, _, tail = name.partition(".")
-    return head == "training_args" and tail not in (
-        "seed",
-        "data_seed",
-        "optim",
-        "optim_args",
-        "packing",
-        "fp16",
-        "optim_target_modules",
-    )
+    return head == "training_args" and tail not in COLD_ARGUMENTS
 
 
 def _clone(

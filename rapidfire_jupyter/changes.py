@@ -16,6 +16,17 @@ from rapidfire_jupyter.config import (
 )
 from rapidfire_jupyter.errors import ConfigError
 
+# Training arguments that a warm clone cannot be given another value of.
+COLD_ARGUMENTS = (
+    "seed",
+    "data_seed",
+    "optim",
+    "optim_args",
+    "packing",
+    "fp16",
+    "optim_target_modules",
+)
+
 
 def modify(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
     """A new config with some values changed and all others, callables too, as they were.

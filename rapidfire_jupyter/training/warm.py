@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rapidfire_jupyter.changes import COLD_ARGUMENTS
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
@@ -23,15 +24,6 @@ from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.trainers import Schedule
 
 _OWN_START = ("model_name", "model_kwargs", "model_type", "tokenizer", "tokenizer_kwargs", "seed")
-_OWN_ARGUMENTS = (
-    "seed",
-    "data_seed",
-    "optim",
-    "optim_args",
-    "packing",
-    "fp16",
-    "optim_target_modules",
-)
 _KEPT_PEFT = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules"})
 _ADAPTER = "adapter_model.safetensors"
 
@@ -64,7 +56,7 @@ def refusal(parent: RunConfig, clone: RunConfig) -> str:
         head, _, tail = key.partition(".")
         if head in _OWN_START:
             return f"{key} decides the run's start; a warm clone keeps it"
-        if head == "training_args" and tail in _OWN_ARGUMENTS:
+        if head == "training_args" and tail in COLD_ARGUMENTS:
             return f"{key} cannot change while optimizer state and row order are kept"
         if head == "peft_config" and tail not in _KEPT_PEFT:
             return f"{key} cannot change while the adapter is kept"
