@@ -138,7 +138,7 @@ GOOD = [
         trainer="DPO",
     ),
     Case("reward_pairs_sft.jsonl", lines({"chosen": "a", "rejected": "b", "margin": 0.7}),
-         says=("no layout known for SFT (they are implicit preference, for DPO)",)),
+         says=("no layout known for SFT (they are implicit preference, for DPO or Reward)",)),
     Case("grpo_prompt_answer.jsonl", lines({"prompt": "1+2", "answer": "3"}),
          {"prompt": "1+2", "answer": "3"}, trainer="GRPO"),
     Case(

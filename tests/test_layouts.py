@@ -62,6 +62,15 @@ def mapped(rows, trainer_type, tokenizer=None):
         ("GRPO", "prompt", {"prompt": "1+1", "answer": "2"}),
         ("GRPO", "prompt", {"prompt": CHAT[:1], "ground_truth": 6, "level": "easy"}),
         ("GRPO", "instruction_prompt", {"question": "1+1", "answer": "2"}),
+        ("RLOO", "prompt", {"prompt": "1+1", "answer": "2"}),
+        ("Reward", "preference", {"prompt": "Q", "chosen": "a", "rejected": "b"}),
+        ("Reward", "implicit_preference", {"chosen": "Q: a", "rejected": "Q: b"}),
+        ("KTO", "kto", {"prompt": "Q", "completion": "a", "label": False}),
+        ("KTO", "instruction_kto", {"question": "Q", "answer": "a", "label": "0"}),
+        ("Distillation", "messages", {"messages": CHAT}),
+        ("Distillation", "prompt", {"prompt": "Q", "completion": "a"}),
+        ("GKD", "messages", {"messages": CHAT}),
+        ("GKD", "prompt_completion", {"prompt": "Q", "completion": "a"}),
     ],
 )
 def test_layouts_are_recognised_for_their_trainer(trainer, kind, row):
@@ -168,7 +177,7 @@ def test_unknown_columns_are_refused_with_what_is_known_and_an_example():
 
     assert message.startswith(
         "train has the columns question, reference_answer, which are no layout known for SFT "
-        "(they are instruction prompt, for GRPO); known are input_ids; messages; "
+        "(they are instruction prompt, for GRPO or RLOO or Distillation); known are input_ids; "
     )
     assert 'for example {"prompt": "...", "completion": "..."}; rename the columns' in message
 
@@ -177,9 +186,12 @@ def test_data_of_another_trainer_are_refused_by_name():
     pairs = [{"prompt": "Q", "chosen": "a", "rejected": "b"}]
     labels = [{"prompt": "Q", "completion": "a", "label": False}]
 
-    assert "(they are preference, for DPO)" in refused(pairs, "SFT")
-    assert "(they are rows with labels, for KTO, which is not offered)" in refused(labels, "DPO")
-    assert "trainer_type='Reward'; it must be one of SFT, DPO, GRPO" in refused(pairs, "Reward")
+    assert "(they are preference, for DPO or Reward)" in refused(pairs, "SFT")
+    assert "(they are kto, for SFT or KTO)" in refused(labels, "DPO")
+    assert "trainer_type='PPO'; it must be one of SFT, DPO, GRPO" in refused(pairs, "PPO")
+    assert "(they are pairs: trl.data_utils.unpair_preference_dataset" in refused(pairs, "KTO")
+    numbers = [{**row, "label": 3} for row in labels]
+    assert "column 'label' must hold true or false, it holds int64" in refused(numbers, "KTO")
     assert "kind must be one of tokens, messages" in refused(pairs, "SFT", kind="chat")
 
 
@@ -404,6 +416,37 @@ def test_messages_written_as_json_text_are_read():
 
     assert layout.notes == ("the text in the column 'messages' is read as messages in JSON",)
     assert mapped(rows, "SFT") == [{"messages": CHAT}, {"messages": CHAT[:1]}]
+
+
+def test_labels_of_kto_become_truth_values_however_they_are_written():
+    rows = [{"prompt": "A shape.", "completion": " Hexagon.", "label": v} for v in ("1", "FALSE")]
+    asked = [{"instruction": "Shorten.", "output": "Path.", "label": True}]
+
+    assert [row["label"] for row in mapped(rows, "KTO")] == [True, False]
+    assert mapped(asked, "KTO")[0] == {
+        "label": True,
+        "prompt": "### Instruction:\nShorten.\n\n### Response:\n",
+        "completion": "Path.",
+    }
+
+
+def test_distillation_gets_conversations_up_to_their_last_answer():
+    rows = [{"messages": CHAT}, {"messages": [*CHAT, CHAT[0]]}]
+
+    assert [row["prompt"] for row in mapped(rows, "Distillation")] == [CHAT[:1], [*CHAT, CHAT[0]]]
+    assert mapped([{"prompt": "Q", "completion": "a"}], "Distillation")[0]["prompt"] == "Q"
+    with pytest.raises(DataError, match="row 1: there is no message before the answer"):
+        mapped([{"messages": CHAT[1:]}], "Distillation")
+
+
+def test_gkd_gets_conversations_whatever_the_rows_are():
+    told = [{"messages": CHAT}]
+    text = [{"prompt": "Hi?", "completion": "Ho."}]
+    turns = [{"prompt": CHAT[:1], "completion": CHAT[1:]}]
+    asked = [{"instruction": "Hi?", "output": "Ho."}]
+
+    for rows in (told, text, turns, asked):
+        assert mapped(rows, "GKD", tiny.tokenizer()) == told
 
 
 def test_the_first_of_several_references_is_the_completion():

@@ -79,7 +79,7 @@ def check_data(
         eval: The same, to evaluate on; or None.
         tokenizer: Counts tokens and knows special ones. Any: a tokenizer of transformers.
         max_length: Lengths in tokens to count truncated rows for; needs a tokenizer.
-        trainer_type: "SFT", "DPO" or "GRPO"; None takes the first that has such columns.
+        trainer_type: "SFT", "DPO", ...; None takes the first that has such columns.
         kind: The layout to use, where rows have several (see `layouts.KINDS`).
         near_duplicates: Least similarity of rows to tell of, True for 0.85, False for not looking.
             None looks in up to 5,000 rows if the package datasketch is installed.
@@ -194,7 +194,8 @@ def _turns(one: _Read) -> list[Finding]:
         for problem, rows in conversations.problems(turns).items():
             if part not in ("messages", "conversations") and problem == "start":
                 continue  # an answer does start with the assistant
-            if part == "prompt" and problem in ("reply", "blank"):
+            unanswered = part == "prompt" or one.layout.trainer_type == "Distillation"
+            if unanswered and problem in ("reply", "blank"):
                 continue  # a prompt has no reply yet
             level: Level = "error" if problem in _BAD_TURNS else "warning"
             text = f"{part}: {row_count(int(rows.sum()))}: {conversations.PROBLEMS[problem]}"

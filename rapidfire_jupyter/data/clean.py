@@ -125,7 +125,7 @@ def clean_data(
 
     Args:
         data: A datasets.Dataset, a list of dicts or a DataFrame. Any: they share no type.
-        trainer_type: "SFT", "DPO" or "GRPO"; None takes the first that has such columns.
+        trainer_type: "SFT", "DPO", ...; None takes the first that has such columns.
         kind: The layout to keep, where rows are of several.
         strip: Take blanks off both ends of texts. A blank before an answer parts it from its
             prompt, so this is off by default.

@@ -41,6 +41,11 @@ KINDS: Mapping[str, Kind] = {
         {},
         '{"prompt": "...", "completion": "...", "label": true}',
     ),
+    "instruction_kto": Kind(
+        {"instruction": _QUESTION, "output": _OUTPUT, "label": ("label",)},
+        {"input": _INPUT, "system": _SYSTEM},
+        '{"instruction": "...", "input": "", "output": "...", "label": true}',
+    ),
     "references": Kind(
         {"prompt": ("prompt",), "references": ("references",)},
         {},
@@ -92,7 +97,15 @@ FOR_TRAINER: Mapping[str, tuple[str, ...]] = {
     ),
     "DPO": ("preference", "instruction_preference", "implicit_preference"),
     "GRPO": ("prompt", "instruction_prompt"),
+    "RLOO": ("prompt", "instruction_prompt"),
+    "Reward": ("preference", "instruction_preference", "implicit_preference"),
+    "KTO": ("kto", "instruction_kto"),
+    "Distillation": ("messages", "sharegpt", "prompt", "instruction_prompt"),
+    "GKD": ("messages", "sharegpt", "prompt_completion", "instruction"),
 }
+# Trainers that make their own answers to prompts, and those of them that ask reward functions.
+GENERATING = ("GRPO", "RLOO", "Distillation")
+REWARDED = ("GRPO", "RLOO")
 NAMES = frozenset(
     name
     for kind in KINDS.values()

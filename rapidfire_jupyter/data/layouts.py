@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rapidfire_jupyter.data.columns import rows_table
-from rapidfire_jupyter.data.kinds import FOR_TRAINER, KINDS
+from rapidfire_jupyter.data.kinds import FOR_TRAINER, GENERATING, KINDS, REWARDED
 from rapidfire_jupyter.data.values import refuse_columns, truth_values
 from rapidfire_jupyter.errors import DataError
 
@@ -22,8 +22,8 @@ SAMPLE_ROWS = 100
 _ANY = ("DPO", "SFT", "GRPO")  # tried in this order where no trainer is given
 # Columns that the trainer hands its model as they are: only numbers will do.
 _MODEL_COLUMNS = ("input_ids", "labels", "attention_mask", "position_ids", "completion_mask")
-# Keywords of GRPO's own that its reward functions are called with.
-_GRPO_RESERVED = (
+# Keywords of GRPO's and RLOO's own that their reward functions are called with.
+_RESERVED = (
     "prompts",
     "completions",
     "trainer_state",
@@ -68,7 +68,7 @@ def recognise(
     Args:
         data: A datasets.Dataset or IterableDataset (its first 100 rows count), or a pyarrow.Table.
             Any: the three share no type.
-        trainer_type: "SFT", "DPO" or "GRPO"; None allows the layouts of all.
+        trainer_type: A key of `FOR_TRAINER`, such as "SFT"; None allows the layouts of all.
         kind: The layout to use, where rows fill several.
         what: How messages call the data.
 
@@ -100,8 +100,8 @@ def recognise(
         if columns_of(columns, names)
     }
     _refuse_doubles(table, used, what)
-    if trainer_type == "GRPO":
-        _refuse_reserved(table, used, what)
+    if trainer_type in REWARDED:
+        _refuse_reserved(table, used, trainer_type, what)
     conversational, notes = refuse_columns(table, used, what)
     if chosen == "kto" and trainer_type == "SFT":
         _refuse_bad_answers(table, used["label"][0], what)
@@ -143,8 +143,8 @@ def row_kinds(
     """
     columns = loose_columns(table.column_names)
     kinds = [k for k in allowed if _has_columns(columns, k)]
-    if "kto" in kinds and truth_values(table.column(columns["label"][0])) is None:
-        kinds.remove("kto")
+    if "label" in columns and truth_values(table.column(columns["label"][0])) is None:
+        kinds = [k for k in kinds if "label" not in KINDS[k].needs]
     codes = np.full(table.num_rows, len(kinds), dtype=np.int64)
     for number, kind in reversed(list(enumerate(kinds))):
         full = np.ones(table.num_rows, dtype=bool)
@@ -197,6 +197,10 @@ def _named(kind: str) -> str:
 
 def _unknown(table: pa.Table, trainer_type: str | None, allowed: tuple[str, ...], what: str) -> str:
     columns = loose_columns(table.column_names)
+    if trainer_type == "KTO" and "label" in columns:
+        label = table.column(columns["label"][0])
+        if truth_values(label) is None:
+            return f"{what}: the column 'label' must hold true or false, it holds {label.type}"
     started = [k for k in allowed if _has_columns(columns, k)]
     if started and table.num_rows:
         gaps = [n for n in KINDS[started[0]].needs.values()]
@@ -220,11 +224,11 @@ def _columns_text(kind: str) -> str:
 
 def _other_trainer(table: pa.Table, trainer_type: str | None) -> str:
     """A hint if the columns are of a layout of another trainer."""
-    kinds, _ = row_kinds(table, tuple(k for t in _ANY for k in FOR_TRAINER[t]))
-    if not kinds or trainer_type is None:
+    kinds, _ = row_kinds(table, ("instruction_kto", *(k for t in _ANY for k in FOR_TRAINER[t])))
+    if trainer_type is None or not kinds:
         return ""
-    if kinds[0] == "kto":
-        return " (they are rows with labels, for KTO, which is not offered)"
+    if trainer_type == "KTO" and "preference" in kinds[0]:
+        return " (they are pairs: trl.data_utils.unpair_preference_dataset makes labels of them)"
     trainers = [t for t, known in FOR_TRAINER.items() if kinds[0] in known]
     return f" (they are {kinds[0].replace('_', ' ')}, for {' or '.join(trainers)})"
 
@@ -282,11 +286,13 @@ def _refuse_model_columns(table: pa.Table, what: str) -> None:
                 )
 
 
-def _refuse_reserved(table: pa.Table, used: Mapping[str, tuple[str, ...]], what: str) -> None:
-    taken = [n for n in table.column_names if n in _GRPO_RESERVED and n not in used]
+def _refuse_reserved(
+    table: pa.Table, used: Mapping[str, tuple[str, ...]], trainer_type: str, what: str
+) -> None:
+    taken = [n for n in table.column_names if n in _RESERVED and n not in used]
     if taken:
         raise DataError(
-            f"{what}: GRPO gives its reward functions arguments of the names "
+            f"{what}: {trainer_type} gives its reward functions arguments of the names "
             f"{', '.join(taken)}, so no column may have them; rename "
             f"{'it' if len(taken) == 1 else 'them'}"
         )
@@ -321,13 +327,15 @@ def _choice_notes(
         for name in rest
         if part == name and part != "label" and table.column(name).null_count < table.num_rows
     )
-    if also and trainer_type != "GRPO":
+    if also and trainer_type not in GENERATING:
         mine = ", ".join(name for names in used.values() for name in names)
         notes.append(f"used: {mine}; not used, though a layout too: {', '.join(also)}")
     for name in ("label", "margin"):
-        if name in rest and trainer_type in ("SFT", "DPO"):
+        if name in rest and trainer_type is not None and trainer_type not in REWARDED:
+            if (name, trainer_type) == ("margin", "Reward"):
+                continue  # a margin that its loss asks for
             notes.append(f"the column {name!r} is not used by {trainer_type}")
-    if trainer_type == "GRPO":
+    if trainer_type in REWARDED:
         for name in rest:
             if nulls := table.column(name).null_count:
                 gaps = table.column(name).is_null().to_numpy()

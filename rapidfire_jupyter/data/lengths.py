@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rapidfire_jupyter.data.kinds import FOR_TRAINER
+from rapidfire_jupyter.data.kinds import GENERATING
 from rapidfire_jupyter.data.layouts import Layout
 from rapidfire_jupyter.data.mapping import to_trl
 from rapidfire_jupyter.errors import DataError
@@ -60,8 +60,8 @@ def measure(
     Raises:
         DataError: The chat template refuses a row, or there is none.
     """
-    if layout.kind in FOR_TRAINER["GRPO"]:
-        max_lengths = ()  # GRPO cuts no prompts
+    if layout.trainer_type in GENERATING or layout.kind in ("prompt", "instruction_prompt"):
+        max_lengths = ()  # trainers that generate cut no prompts
     totals: list[int] = []
     prompts: list[int] = []
     for total, prompt in row_lengths(to_trl(data, layout, tokenizer, what), tokenizer, what):

@@ -8,7 +8,10 @@
 | text | `text` |
 | prompt and references | `prompt` and, as `completion`, the first reference; `references` stays |
 | preference pairs | `prompt`, `chosen`, `rejected`; without a prompt TRL takes what both begin with |
-| prompt of GRPO | `prompt`; every other column goes to the reward functions as it is |
+| labelled answers of KTO | `prompt`, `completion` and `label` as a truth value |
+| prompt of GRPO, RLOO | `prompt`; every other column goes to the reward functions as it is |
+| prompt or messages of Distillation | `prompt`: a conversation up to its last answer |
+| messages or answers of GKD | `messages`, whose last one is the answer |
 
 What needs no change is not touched: then the data set itself is returned.
 """  # noqa: E501
@@ -19,10 +22,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rapidfire_jupyter.data.columns import dataset_of, rows_table
+from rapidfire_jupyter.data.columns import dataset_of, python_values, rows_table
 from rapidfire_jupyter.data.conversations import clean_messages
+from rapidfire_jupyter.data.kinds import GENERATING
 from rapidfire_jupyter.data.layouts import Layout, as_table
-from rapidfire_jupyter.data.values import is_chat, text_column
+from rapidfire_jupyter.data.values import is_chat, text_column, truth_values
 from rapidfire_jupyter.errors import DataError
 
 CHATML = (
@@ -49,7 +53,7 @@ def to_trl(dataset: Any, layout: Layout, tokenizer: Any = None, what: str = "the
         DataError: The data are messages and the tokenizer has no chat template; or a conversation
             holds what is none.
     """
-    if layout.conversational:
+    if layout.conversational or layout.trainer_type == "GKD":
         refuse_without_template(tokenizer, what)
     if layout.kind == "tokens":
         return dataset
@@ -60,7 +64,7 @@ def to_trl(dataset: Any, layout: Layout, tokenizer: Any = None, what: str = "the
     made = _parts(columns, layout, has_template(tokenizer), what)
     used = {name for _, names in layout.columns for name in names}
     confusing = {name for name in layout.unused if name in _TRL_NAMES}
-    drop = (used - set(made)) | (set() if layout.trainer_type == "GRPO" else confusing)
+    drop = (used - set(made)) | (set() if layout.trainer_type in GENERATING else confusing)
     if layout.kind == "references":
         drop -= {"references"}
     if not drop and all(made[name] is columns.get(name) for name in made):
@@ -122,7 +126,12 @@ def _parts(
     kind = layout.kind
     if kind in ("messages", "sharegpt"):
         name = "messages" if kind == "messages" else "conversations"
-        return {"messages": clean_messages(found[name], f"{what}, column {name!r}")}
+        messages = clean_messages(found[name], f"{what}, column {name!r}")
+        if layout.trainer_type == "Distillation":
+            return {"prompt": _before_the_answer(messages, f"{what}, column {name!r}")}
+        return {"messages": messages}
+    if layout.trainer_type == "GKD":
+        return {"messages": _as_messages(found, kind, what)}
     if kind == "references":
         return {
             "prompt": _one(found["prompt"], f"{what}, column 'prompt'"),
@@ -130,14 +139,51 @@ def _parts(
             "references": found["references"],
         }
     if kind.startswith("instruction"):
-        return _from_instruction(found, chat)
+        made = _from_instruction(found, chat)
+        return {**made, "label": _label(found["label"])} if "label" in found else made
     if kind == "preference" and is_chat(found["chosen"]) and not is_chat(found["prompt"]):
         del found["prompt"]  # the prompt is the first turn of both answers too
     return {
-        part: _one(column, f"{what}, column {part!r}")
+        part: _label(column) if part == "label" else _one(column, f"{what}, column {part!r}")
         for part, column in found.items()
-        if part != "label"
+        if part != "label" or layout.trainer_type == "KTO"
     }
+
+
+def _label(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Labels as truth values, whether they are written so, as 0 and 1, or as text."""
+    if pa.types.is_boolean(column.type) and not column.null_count:
+        return column
+    return pa.chunked_array([pa.array(truth_values(column), pa.bool_())])
+
+
+def _before_the_answer(messages: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Each conversation up to its last answer of the assistant."""
+    rows = python_values(messages)
+    for number, row in enumerate(rows, start=1):
+        if row and row[-1]["role"] == "assistant":
+            row = rows[number - 1] = row[:-1]
+        if not row:
+            raise DataError(f"{where}, row {number}: there is no message before the answer")
+    return rows_table([{"prompt": row} for row in rows], where).column("prompt")
+
+
+def _as_messages(found: dict[str, pa.ChunkedArray], kind: str, what: str) -> pa.ChunkedArray:
+    """Prompt and answer of each row as one conversation."""
+    if kind == "instruction":
+        made = _from_instruction(found, True)
+        parts = made["prompt"], made["completion"]
+    else:
+        prompt, answer = (
+            _one(found[part], f"{what}, column {part!r}") for part in ("prompt", "completion")
+        )
+        chat = is_chat(prompt)
+        parts = (
+            prompt if chat else _messages("user", prompt),
+            answer if chat else _messages("assistant", answer),
+        )
+    pairs = zip(*map(python_values, parts), strict=True)
+    return rows_table([{"messages": [*a, *b]} for a, b in pairs], what).column("messages")
 
 
 def _merged(columns: Mapping[str, pa.ChunkedArray], names: tuple[str, ...]) -> pa.ChunkedArray:
