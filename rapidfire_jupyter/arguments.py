@@ -38,7 +38,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         ">= 0",
         lambda v: v >= 0,
         "weight_decay max_grad_norm warmup_steps beta adam_epsilon eval_delay label_smoothing "
-        "label_smoothing_factor neftune_noise_alpha dataloader_num_workers",
+        "label_smoothing_factor neftune_noise_alpha dataloader_num_workers rdrop_alpha",
     ),
     (">= 0 and < 1", lambda v: 0 <= v < 1, "lora_dropout adam_beta1 adam_beta2 warmup_ratio"),
     (
@@ -145,9 +145,13 @@ class Argument:
     choices: tuple[str, ...] = ()
 
 
+# Training arguments that are ours; TRL's config objects never see them.
+OURS: dict[str, dict[str, Argument]] = {"SFTConfig": {"rdrop_alpha": Argument(float, 0.0)}}
+
+
 @functools.cache
 def arguments(module: str, name: str) -> dict[str, Argument]:
-    """Every argument of a dataclass of PEFT or TRL, by name. Imports the module."""
+    """Every argument of a dataclass of PEFT or TRL, and ours, by name. Imports the module."""
     cls = getattr(importlib.import_module(module), name)
     hints = typing.get_type_hints(cls)
     found = {}
@@ -160,7 +164,7 @@ def arguments(module: str, name: str) -> dict[str, Argument]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         found[field.name] = Argument(hint, default, tuple(field.metadata.get("choices") or ()))
-    return found
+    return {**found, **OURS.get(name, {})}
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from rapidfire_jupyter.arguments import (
     GONE,
+    OURS,
     RENAMED,
     SECRETS,
     Argument,
@@ -60,7 +61,8 @@ class Recorded:
     def build(self, **extra: object) -> Any:  # Any: an object of the target class
         """Make the real PEFT or TRL object; `extra` replaces arguments.
 
-        The strategy "chunk" is the engine's own and becomes "no". A TRL config resets accelerate's
+        The strategy "chunk" is the engine's own and becomes "no", and rdrop_alpha is left out: it
+        is an argument of a trainer. A TRL config resets accelerate's
         process-wide state when it is made, so the engine makes them in the run's thread.
         """
         if has_choices(self):
@@ -70,7 +72,8 @@ class Recorded:
             if given.get(name) == "chunk":
                 given[name] = "no"
         module, name = self.target
-        return getattr(importlib.import_module(module), name)(**given)
+        theirs = {key: value for key, value in given.items() if key not in OURS.get(name, {})}
+        return getattr(importlib.import_module(module), name)(**theirs)
 
     def __getattr__(self, name: str) -> Any:  # Any: hyperparameter values
         if name.startswith("_"):
@@ -102,7 +105,11 @@ class RFLoraConfig(Recorded):
 
 
 class RFSFTConfig(Recorded):
-    """Arguments of `trl.SFTConfig`; each may be a List or Range."""
+    """Arguments of `trl.SFTConfig`, and `rdrop_alpha`; each may be a List or Range.
+
+    `rdrop_alpha` > 0 trains with R-Drop: two passes per step under different dropout, and their
+    divergence times alpha on top of the loss. It doubles a step's time and its activations.
+    """
 
     target = ("trl", "SFTConfig")
 
@@ -325,6 +332,8 @@ class RFModelConfig(Recorded):
             raise ConfigError(
                 "GRPO needs a reward, got reward_funcs=None; give RFModelConfig(reward_funcs=[...])"
             )
+        if kind == "SFT":
+            _check_rdrop(model)
         return RunConfig(kind, model)
 
 
@@ -361,6 +370,23 @@ def check_trainer_type(model: RFModelConfig, trainer_type: object) -> str:
                 f"{TRAINING_ARGS[kind].__name__}(...)"
             )
     return kind or "SFT"
+
+
+def _check_rdrop(model: RFModelConfig) -> None:
+    """Refuse R-Drop where it would compare equal passes, or is another loss than was asked for."""
+    args = model.training_args
+    if not args.rdrop_alpha:
+        return
+    asked = f"rdrop_alpha={args.rdrop_alpha}"
+    if getattr(model.peft_config, "lora_dropout", None) == 0:
+        raise ConfigError(
+            f"{asked} compares two passes under dropout, got lora_dropout=0; set lora_dropout=0.1"
+        )
+    if args.loss_type == "dft" or args.label_smoothing_factor:
+        other = "loss_type='dft'" if args.loss_type == "dft" else "label_smoothing_factor"
+        raise ConfigError(f"{asked} is on top of TRL's plain loss, got {other} too; drop one")
+    if "compute_loss_func" in (model.trainer_kwargs or {}):
+        raise ConfigError(f"{asked} and compute_loss_func are two losses; drop one")
 
 
 @dataclass(frozen=True)

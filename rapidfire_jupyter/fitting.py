@@ -212,7 +212,7 @@ def _check_config(
             f"run {number}: its eval_strategy needs an eval_dataset; give one to run_fit, "
             "or leave eval_strategy out"
         )
-    trainer_class, _ = trainers.trainer_classes(config.trainer_type)
+    trainer_class, _ = trainers.trainer_classes(config)
     known = inspect.signature(trainer_class.__init__).parameters
     for name in config.model.trainer_kwargs or {}:
         if name not in known:

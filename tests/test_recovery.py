@@ -24,9 +24,12 @@ def configs():
     args = {"per_device_train_batch_size": 2, "logging_steps": 3, "num_train_epochs": 2}
     return [
         RFModelConfig(
-            "tiny", peft_config=lora, training_args=RFSFTConfig(learning_rate=lr, **args), **more
+            "tiny",
+            peft_config=lora,
+            training_args=RFSFTConfig(learning_rate=lr, rdrop_alpha=alpha, **args),
+            **more,
         )
-        for lr, more in ((1e-2, {}), (1e-3, {"model_kwargs": {"dropout": 0.1}}))
+        for lr, alpha, more in ((1e-2, 0.0, {}), (1e-3, 0.5, {"model_kwargs": {"dropout": 0.1}}))
     ]
 
 

@@ -87,7 +87,7 @@ def plain_trl(
         )
     )
     writer = _Writer()
-    trainer_class, args_class = trainers.trainer_classes(config.trainer_type)
+    trainer_class, args_class = trainers.trainer_classes(config)
     values = trainers.argument_values(config, data.seed)
     values.pop("save_total_limit", None)
     ordered = (
@@ -117,6 +117,10 @@ def plain_trl(
             "list(range(len(train_dataset))))"
         )
     keywords = _keywords(writer, config, data)
+    ours = trainers.own_arguments(config)
+    if ours:
+        writer.sources.append(inspect.getsource(inspect.getmodule(trainer_class) or trainer_class))
+        keywords.update({k: writer.value(v) for k, v in ours.items()})
     given = trainers.given_args(config)
     at_chunks = {kind: given.get(f"{kind}_strategy") == "chunk" for kind in ("eval", "save")}
     if any(at_chunks.values()):
@@ -154,7 +158,7 @@ def plain_trl(
         "import torch",
         "from datasets import load_from_disk",
         "from transformers import set_seed",
-        f"from trl import {args_class.__name__}, {trainer_class.__name__}",
+        f"from trl import {args_class.__name__}" + ("" if ours else f", {trainer_class.__name__}"),
         *writer.imports,
     ]
     return "\n".join([*head, _ORDER if ordered else "", *writer.sources, *body]) + "\n"

@@ -70,6 +70,7 @@ _NOT_PREPARATION = frozenset(
         "beta",
         "loss_type",
         "label_smoothing_factor",
+        "rdrop_alpha",
     ]
 )
 
@@ -131,11 +132,23 @@ class PlanSampler(Sampler[int]):
         return len(self._index)
 
 
-def trainer_classes(trainer_type: str) -> tuple[Any, Any]:
-    """TRL's trainer and config class of a trainer type."""
+def trainer_classes(config: RunConfig) -> tuple[Any, Any]:
+    """The trainer and config class of a run: TRL's, or its SFTTrainer with R-Drop."""
     import trl
 
-    return getattr(trl, f"{trainer_type}Trainer"), getattr(trl, f"{trainer_type}Config")
+    kind = config.trainer_type
+    trainer_class = getattr(trl, f"{kind}Trainer")
+    if own_arguments(config):
+        from rapidfire_jupyter.training.rdrop import RDropSFTTrainer
+
+        trainer_class = RDropSFTTrainer
+    return trainer_class, getattr(trl, f"{kind}Config")
+
+
+def own_arguments(config: RunConfig) -> dict[str, Any]:
+    """Training arguments that are ours, and so the trainer's: none, or a positive rdrop_alpha."""
+    alpha = given_args(config).get("rdrop_alpha", 0.0)
+    return {"rdrop_alpha": alpha} if alpha else {}
 
 
 def run_seed(config: RunConfig, fit_seed: int) -> int:
@@ -152,7 +165,7 @@ def given_args(config: RunConfig) -> dict[str, Any]:
 
 def argument_values(config: RunConfig, fit_seed: int) -> dict[str, Any]:
     """Keyword arguments of the TRL config, as plain TRL needs them (without an output folder)."""
-    args = given_args(config)
+    args = {k: v for k, v in given_args(config).items() if k != "rdrop_alpha"}
     args["seed"] = run_seed(config, fit_seed)
     args.setdefault("data_seed", fit_seed)
     args.setdefault("report_to", "none")
@@ -176,7 +189,7 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
     """
     values = argument_values(config, fit_seed)
     values.pop("save_total_limit", None)
-    _, arguments_class = trainer_classes(config.trainer_type)
+    _, arguments_class = trainer_classes(config)
     try:
         return arguments_class(
             output_dir=output_dir, restore_callback_states_from_checkpoint=True, **values
@@ -217,12 +230,12 @@ def build_trainer(
         The trainer, and the row numbers it kept in the order of its data set; None where its rows
         are no rows of the user's data set (packing, streams).
     """
-    trainer_class, _ = trainer_classes(config.trainer_type)
+    trainer_class, _ = trainer_classes(config)
     args = training_arguments(config, data.seed, output_dir)
     model, tokenizer = skeleton
     key = (config.trainer_type, base_name, _preparation_key(config))
     train, evaluation = formatted(config, data, prepared, tokenizer)
-    keywords: dict[str, Any] = dict(config.model.trainer_kwargs or {})
+    keywords = {**(config.model.trainer_kwargs or {}), **own_arguments(config)}
     if config.trainer_type == "GRPO":
         keywords["reward_funcs"] = config.model.reward_funcs
     else:
