@@ -216,6 +216,7 @@ MODEL_ARGUMENTS: dict[str, Argument] = {
     "model_name": Argument(str),
     "tokenizer": Argument(Any),
     "tokenizer_kwargs": Argument(dict | None),
+    "chat_template": Argument(str | None),
     "formatting_func": Argument(_FUNCTION),
     "compute_metrics": Argument(_FUNCTION),
     "peft_config": Argument(Any),
@@ -240,6 +241,10 @@ class RFModelConfig(Recorded):
 
     Args:
         model_name: Hub id, local folder or GGUF file.
+        chat_template: "chatml", or a Jinja template as text, that the runs' tokenizers get in place
+            of what they have. None leaves them as they are.
+        formatting_func: Gives, for a row, its text or a dict of columns; or for a batch of rows (a
+            dict of lists) a list of texts or a dict of lists. It wins over every layout.
         peft_config: RFLoraConfig, any `peft.PeftConfig`, or None to train all weights.
         training_args: RFSFTConfig, RFDPOConfig or RFGRPOConfig; None takes TRL's defaults.
         seed: Of this config's runs; `List([1, 2, 3])` makes replicates. None takes run_fit's.
@@ -255,6 +260,7 @@ class RFModelConfig(Recorded):
         *,
         tokenizer: object = None,
         tokenizer_kwargs: object = None,
+        chat_template: object = None,
         formatting_func: object = None,
         compute_metrics: object = None,
         peft_config: object = None,
@@ -282,6 +288,7 @@ class RFModelConfig(Recorded):
             "model_name": model_name,
             "tokenizer": tokenizer,
             "tokenizer_kwargs": tokenizer_kwargs,
+            "chat_template": chat_template,
             "formatting_func": formatting_func,
             "compute_metrics": compute_metrics,
             "peft_config": peft_config,

@@ -55,6 +55,34 @@ def same_key(config: RunConfig) -> tuple[str, tuple[int, ...]]:
     return text, tuple(map(id, walk.opaque))
 
 
+def digest(value: object) -> tuple[str, list[object]]:
+    """A digest of what a value holds and does, the same for equal ones.
+
+    Returns:
+        The digest; and the objects that it takes in only a summary of, to be compared by identity.
+    """
+    walk = _Walk()
+    return _digest(_encode(value, walk, (), False)), walk.opaque
+
+
+def globals_of(function: Any) -> dict[str, Any]:  # Any: a function, and whatever it reads
+    """The globals that a function reads and what it closes over, by name; none of what is none."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= set(constant.co_names)
+    used = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            used[name] = cell.cell_contents
+        except ValueError:  # a cell that is not filled yet
+            continue
+    return used
+
+
 def decode(value: Any, key: str = "value") -> Any:  # Any: what JSON holds
     """The value that `encode` wrote down; tuples and sets come back as lists.
 

@@ -24,19 +24,22 @@ from rapidfire_jupyter import isolation, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data.check import check_data
+from rapidfire_jupyter.data.formatting import first_rows
+from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import make_plan
 from rapidfire_jupyter.data.sets import as_dataset, fingerprint
 from rapidfire_jupyter.encoding import decode, encode
 from rapidfire_jupyter.engine import Engine, engine
-from rapidfire_jupyter.errors import ConfigError, ExperimentError
+from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor
 from rapidfire_jupyter.fit import Fit, Pace
 from rapidfire_jupyter.search import as_search
 from rapidfire_jupyter.state import State
-from rapidfire_jupyter.training import context, models, process, trainers
+from rapidfire_jupyter.training import context, models, prepared, process, trainers
 
 EXIT_SECONDS = 3.5
+TRIED_ROWS = 20  # on which a formatting_func is tried before training
 _VERSIONED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
@@ -86,7 +89,7 @@ def start(
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
     _check_process_wide(configs)
-    findings = _check_data(configs, train, evaluation)
+    findings = _check_data(configs, train, evaluation, create_model)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
     for number, config in enumerate(configs, start=1):
@@ -220,28 +223,80 @@ def _check_config(
                 f"run {number}: {trainer_class.__name__} has no argument {name!r}; it takes "
                 + ", ".join(n for n in known if n != "self")
             )
+    if config.model.chat_template is not None:
+        try:
+            chat_template(config.model.chat_template)
+        except DataError as error:
+            raise ConfigError(f"run {number}: {error}") from error
     for name in ("formatting_func", "compute_metrics", "data_collator"):
         value = getattr(config.model, name)
         if value is not None and not callable(value):
             raise ConfigError(f"run {number}: {name} must be a function, got {value!r}")
 
 
-def _check_data(configs: list[RunConfig], train: Any, evaluation: Any) -> list[str]:
-    """Refuse data that a config's trainer cannot train on; gives what to tell of it, in lines."""
+def _check_data(
+    configs: list[RunConfig], train: Any, evaluation: Any, create_model: Any
+) -> list[str]:
+    """Refuse data that a config's trainer cannot train on; gives what to tell of it, in lines.
+
+    A formatting_func is tried on the first rows.
+    """
     told: dict[str, None] = {}
-    seen = set()
-    for config in configs:
-        kind = config.trainer_type
-        own = trainers.given_args(config).get("dataset_text_field", "text") != "text"
-        if config.model.formatting_func is not None or own or kind in seen:
-            continue
-        seen.add(kind)
-        report = check_data(train, evaluation, trainer_type=kind, near_duplicates=False)
-        report.refuse()
-        for finding in (*report.warnings, *report.notes):
-            if finding.kind not in ("few_rows", "eval_share"):
-                told[f"data: {finding}"] = None
+    seen: dict[tuple[str, int], bool] = {}  # whether the rows are messages; all configs are alive
+    for number, config in enumerate(configs, start=1):
+        function = config.model.formatting_func
+        key = config.trainer_type, id(function)
+        if prepared.text_field(config) != "text":
+            _tried(number, config, train, evaluation)  # the user says which column is the text
+        elif key not in seen:
+            given = _tried(number, config, train, evaluation)
+            kind = config.trainer_type
+            report = check_data(*given, trainer_type=kind, near_duplicates=False)
+            try:
+                report.refuse()
+            except DataError as error:
+                if function is None:
+                    raise
+                raise DataError(f"run {number}: what its formatting_func gives: {error}") from error
+            layout = report.parts[0].layout
+            seen[key] = layout is not None and layout.conversational
+            if function is None:
+                for finding in (*report.warnings, *report.notes):
+                    if finding.kind not in ("few_rows", "eval_share"):
+                        told[f"data: {finding}"] = None
+        if seen.get(key):
+            _check_template(number, config, create_model)
     return list(told)
+
+
+def _tried(number: int, config: RunConfig, train: Any, evaluation: Any) -> list[Any]:
+    """The data sets; if the config has a formatting_func, what that gives for their first rows."""
+    given = [("train_dataset", train), ("eval_dataset", evaluation)]
+    if config.model.formatting_func is None:
+        return [dataset for _, dataset in given]
+    try:
+        return [
+            None
+            if dataset is None
+            else prepared.format_set(config, what, first_rows(dataset, TRIED_ROWS))
+            for what, dataset in given
+        ]
+    except DataError as error:
+        raise DataError(f"run {number}: {error}") from error
+
+
+def _check_template(number: int, config: RunConfig, create_model: Any) -> None:
+    """Refuse messages without a chat template, where the tokenizer can be had without its model."""
+    if create_model is not models.default_create_model:
+        return
+    try:
+        tokenizer = models.default_tokenizer(models.ModelConfig(config))
+    except Exception:  # the run that loads it tells what is wrong
+        return
+    try:
+        prepared.check_template(config, tokenizer)
+    except DataError as error:
+        raise DataError(f"run {number}: {error}") from error
 
 
 def _check_process_wide(configs: list[RunConfig]) -> None:

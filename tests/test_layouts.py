@@ -482,13 +482,13 @@ def test_messages_need_a_chat_template_and_a_default_one_is_offered():
     tokenizer.chat_template = None
     data = load_data([{"messages": CHAT}])
 
-    with pytest.raises(DataError, match=r"the tokenizer has no chat template; set tokenizer.chat"):
+    with pytest.raises(DataError, match=r'chat_template="chatml"\) for a common one'):
         to_trl(data, recognise(data, "SFT"), tokenizer)
 
     tokenizer.chat_template = CHATML
     to_trl(data, recognise(data, "SFT"), tokenizer)
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == (
-        "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\nHo.<|im_end|>\n"
+        "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\nHo.<|im_end|><eos>\n"
     )
 
 

@@ -1,47 +1,128 @@
 """A user's formatting_func: what it gives wins over every layout."""
 
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
+from rapidfire_jupyter.data.columns import dataset_of, table_of
+from rapidfire_jupyter.data.reading import Block
+from rapidfire_jupyter.encoding import digest, globals_of
 from rapidfire_jupyter.errors import DataError
 
 BATCH = 1000
 _PROBE = 5  # rows of the batch that tells what a function is written for
 
 
-def format_rows(dataset: Any, function: Callable[[Any], Any], what: str, keep: bool = False) -> Any:
+def format_rows(
+    dataset: Any,
+    function: Callable[[Any], Any],
+    what: str,
+    keep: bool = False,
+    text: str = "text",
+) -> Any:
     """Call a formatting function on each row; one that gives a list, on batches of rows.
 
     Args:
-        dataset: A datasets.Dataset. Any: and what the function takes and gives.
+        dataset: A datasets.Dataset, or an IterableDataset, which is formatted while it is read.
+            Any: and what the function takes and gives.
         function: Gives, for a row, its text or a dict of columns. Or, for a batch (a dict of
             lists), a list of texts or a dict of lists, one for each row.
         what: How messages call the data.
         keep: Whether the columns that are there stay.
+        text: The column that a text becomes.
 
     Returns:
-        The data set of the columns it gave; a text is the column `text`.
+        The data set of the columns it gave.
 
     Raises:
         DataError: It raises, or gives something else; the message has the row.
     """
-    batched = _takes_batches(function, dataset[0])
-    drop = None if keep else dataset.column_names
+    from datasets import Dataset, IterableDataset
 
-    def one(row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        return _columns(_called(function, dict(row), f"{what}, row {number + 1}"), what, number)
+    batched = _takes_batches(function, next(iter(dataset)))
 
-    def many(batch: Mapping[str, Any], numbers: list[int]) -> dict[str, list[Any]]:
-        where = f"{what}, rows {numbers[0] + 1} to {numbers[-1] + 1}"
-        return _batch_columns(_called(function, dict(batch), where), len(numbers), where)
+    def formatted(batch: Mapping[str, Any], numbers: list[int]) -> list[dict[str, Any]]:
+        given = _rows(batch)
+        if batched:
+            where = f"{what}, rows {numbers[0] + 1} to {numbers[-1] + 1}"
+            made = _called(function, dict(batch), where)
+            rows = _rows(_batch_columns(made, len(numbers), where, text))
+        else:
+            wheres = [f"{what}, row {number + 1}" for number in numbers]
+            rows = [
+                _columns(_called(function, dict(row), where), where, text)
+                for row, where in zip(given, wheres, strict=True)
+            ]
+        if keep:
+            rows = [{**row, **new} for row, new in zip(given, rows, strict=True)]
+        return rows
 
-    return dataset.map(
-        many if batched else one,
-        with_indices=True,
-        batched=batched,
-        batch_size=BATCH,
-        remove_columns=drop,
-        load_from_cache_file=False,
+    if isinstance(dataset, IterableDataset):
+        return _stream(dataset, formatted, keep)
+
+    def blocks() -> Iterator[Block]:
+        first = 0
+        for batch in dataset.iter(batch_size=BATCH):
+            size = len(next(iter(batch.values())))
+            numbers = list(range(first, first + size))
+            yield Block(what, formatted(batch, numbers), [n + 1 for n in numbers], "row")
+            first += size
+
+    try:
+        return dataset_of(table_of(blocks()))
+    except TypeError:  # images and the like, which datasets knows how to store
+        return Dataset.from_list([row for block in blocks() for row in block.rows])
+
+
+def first_rows(dataset: Any, count: int) -> Any:
+    """The first rows of a data set or stream, as a data set of their own."""
+    from datasets import Dataset
+
+    if hasattr(dataset, "__len__"):
+        return dataset.select(range(min(count, len(dataset))))
+    return Dataset.from_list(list(islice(iter(dataset), count)))
+
+
+def key_of(function: Callable[..., Any]) -> tuple[object, ...]:
+    """What tells whether a function does the same as before, as far as that can be known.
+
+    It is the function itself; a digest of its source, its defaults, what it closes over and the
+    globals it reads, and so on for functions among them; and the objects of which only a summary
+    can be digested (a model, a tokenizer), to be compared by identity.
+    """
+    text, objects = digest([function, *_globals(function, function.__module__, set())])
+    return (text, function, *objects)
+
+
+def _globals(function: object, module: str, seen: set[int]) -> list[object]:
+    """What a function reads, and what functions of its module read that it calls."""
+    found: list[object] = []
+    for name, value in globals_of(function).items():
+        if id(value) in seen or isinstance(value, types.ModuleType):
+            continue
+        seen.add(id(value))
+        found += [name, value]
+        if getattr(value, "__module__", None) == module:
+            found += _globals(value, module, seen)
+    return found
+
+
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = list(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _stream(stream: Any, formatted: Callable[..., list[dict[str, Any]]], keep: bool) -> Any:
+    """A stream that is formatted while it is read."""
+
+    def batch_of(batch: dict[str, Any], numbers: list[int]) -> dict[str, list[Any]]:
+        rows = formatted(batch, numbers)
+        return {name: [row.get(name) for row in rows] for name in {k: 0 for r in rows for k in r}}
+
+    drop = None if keep else list(next(iter(stream)))
+    return stream.map(
+        batch_of, with_indices=True, batched=True, batch_size=100, remove_columns=drop
     )
 
 
@@ -68,19 +149,19 @@ def _called(function: Callable[[Any], Any], given: dict[str, Any], where: str) -
         raise DataError(f"formatting_func failed on {where}: {error!r}") from error
 
 
-def _columns(made: Any, what: str, number: int) -> dict[str, Any]:
+def _columns(made: Any, where: str, text: str) -> dict[str, Any]:
     if isinstance(made, str):
-        return {"text": made}
+        return {text: made}
     if isinstance(made, Mapping) and made:
         return dict(made)
     raise DataError(
         f"formatting_func must give a text or a dict of columns for each row, got "
-        f"{_named(made)} on {what}, row {number + 1}"
+        f"{_named(made)} on {where}"
     )
 
 
-def _batch_columns(made: Any, rows: int, where: str) -> dict[str, list[Any]]:
-    columns = {"text": made} if isinstance(made, list) else made
+def _batch_columns(made: Any, rows: int, where: str, text: str) -> dict[str, list[Any]]:
+    columns = {text: made} if isinstance(made, list) else made
     if isinstance(columns, Mapping) and columns:
         lengths = {name: len(v) if isinstance(v, list) else None for name, v in columns.items()}
         if all(length == rows for length in lengths.values()):

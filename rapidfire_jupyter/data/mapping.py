@@ -16,6 +16,7 @@
 What needs no change is not touched: then the data set itself is returned.
 """  # noqa: E501
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,10 +30,15 @@ from rapidfire_jupyter.data.layouts import Layout, as_table
 from rapidfire_jupyter.data.values import is_chat, text_column, truth_values
 from rapidfire_jupyter.errors import DataError
 
+# ChatML. Its marks need not be tokens, so an answer ends with the tokenizer's own end as well.
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|im_end|>"
+    "{% if eos_token and eos_token != '<|im_end|>' %}{{ eos_token }}{% endif %}{% endgeneration %}"
+    "{% else %}{{ message['content'] }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag that transformers adds to Jinja
 BATCH = 100  # rows of a stream that are mapped at once
 _ANSWERS = ("output", "chosen", "rejected")
 _TRL_NAMES = ("messages", "prompt", "completion", "text", "chosen", "rejected", "conversations")
@@ -112,10 +118,30 @@ def refuse_without_template(tokenizer: Any, what: str) -> None:
     """
     if tokenizer is not None and not has_template(tokenizer):
         raise DataError(
-            f"{what} holds messages, but the tokenizer has no chat template; set "
-            "tokenizer.chat_template in create_model_fn, for example to "
-            "rapidfire_jupyter.data.mapping.CHATML"
+            f"{what} holds messages, but the tokenizer has no chat template; give "
+            'RFModelConfig(chat_template="chatml") for a common one, or a template of your own'
         )
+
+
+def chat_template(asked: str) -> str:
+    """The chat template that `RFModelConfig(chat_template=...)` asks for: "chatml", or its text.
+
+    Raises:
+        DataError: It is no template.
+    """
+    from jinja2 import Environment, TemplateSyntaxError
+
+    if asked == "chatml":
+        return CHATML
+    if "{" not in asked:
+        raise DataError(
+            f'chat_template must be "chatml" or the text of a Jinja template, got {asked!r}'
+        )
+    try:
+        Environment().parse(_GENERATION.sub("", asked))
+    except TemplateSyntaxError as error:
+        raise DataError(f"chat_template is no Jinja template: {error}; mend it") from error
+    return asked
 
 
 def _parts(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter.config import RunConfig
-from rapidfire_jupyter.training import checkpoints, messages, models, session, trainers
+from rapidfire_jupyter.training import checkpoints, messages, models, prepared, session, trainers
 
 Emit = Callable[..., Any]  # emit(kind, run, sync=..., **data)
 
@@ -42,7 +42,7 @@ class LocalExecutor:
         self._folder, self.data, self.keep = folder, data, keep
         self.create_model = create_model
         self._emit = emit
-        self._prepared = trainers.PreparedData()
+        self._prepared = prepared.PreparedData()
         self._bases: list[models.Base] = []
         self._sessions: dict[int, session.Session] = {}
         self._pinned: dict[int, set[int]] = {}
@@ -128,7 +128,7 @@ class LocalExecutor:
             self.close(run)
         self._writer.close()
         self._bases.clear()
-        self._prepared.kept.clear()
+        self._prepared.clear()
 
     def check_bases(self) -> None:
         """Check that no run has changed a shared base.
@@ -140,17 +140,15 @@ class LocalExecutor:
             models.check_untouched(base)
 
     def sets(self, config: RunConfig) -> tuple[Any, Any]:
-        """Both data sets as a run's trainer gets them, but for its formatting_func. Any thread.
+        """Both data sets as a run's trainer gets them. Any thread.
 
         Any: datasets.Dataset, or None.
         """
-        if config.model.formatting_func is not None:
-            return self.data.train, self.data.eval
         bases = (b for b in list(self._bases) if models.serves(b, config, self.create_model))
         base = next(bases, None)
         loaded = None if base is None else base.tokenizer
         tokenizer = loaded or self.create_model(models.ModelConfig(config))[1]
-        return trainers.formatted(config, self.data, self._prepared, tokenizer)
+        return prepared.sets(config, (self.data.train, self.data.eval), self._prepared, tokenizer)
 
     def clear_staging(self, run: int) -> None:
         """Remove what an earlier kernel left half-written."""

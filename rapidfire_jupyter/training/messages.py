@@ -8,6 +8,7 @@ from typing import Any
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import checkpoints, trainers
 from rapidfire_jupyter.training.models import Base
+from rapidfire_jupyter.training.prepared import PreparedData
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Task:
     config: RunConfig
     run_dir: Path
     data: trainers.FitData
-    prepared: trainers.PreparedData
+    prepared: PreparedData
     base: Callable[[], Base]
     resume: checkpoints.Checkpoint | None
     source: Path | None

@@ -185,24 +185,35 @@ def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     `model_kwargs` go to `AutoModelForCausalLM.from_pretrained`, `tokenizer_kwargs` to that of the
     tokenizer.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    name = str(config["model_name"])
-    model_kwargs, tokenizer_kwargs = dict(config["model_kwargs"]), dict(config["tokenizer_kwargs"])
-    source = name
+    name, model_kwargs = str(config["model_name"]), dict(config["model_kwargs"])
     if name.endswith(".gguf"):
         from transformers import GgufConfig
 
-        source = str(Path(name).parent)
         # Packed weights cannot be trained, nor shared with an adapter's gradients.
         model_kwargs.setdefault("quantization_config", GgufConfig(dequantize=True))
         model_kwargs.setdefault("gguf_file", Path(name).name)
-        tokenizer_kwargs.setdefault("gguf_file", Path(name).name)
-    model = AutoModelForCausalLM.from_pretrained(source, **model_kwargs)
-    given = config["tokenizer"]
+        name = str(Path(name).parent)
+    model = AutoModelForCausalLM.from_pretrained(name, **model_kwargs)
+    return model, default_tokenizer(config)
+
+
+def default_tokenizer(config: Mapping[str, Any]) -> Any:
+    """The tokenizer of `default_create_model`, without its model."""
+    from transformers import AutoTokenizer
+
+    name, kwargs, given = (
+        config["model_name"],
+        dict(config["tokenizer_kwargs"]),
+        config["tokenizer"],
+    )
     if given is not None and not isinstance(given, str):
-        return model, given
-    return model, AutoTokenizer.from_pretrained(given or source, **tokenizer_kwargs)
+        return given
+    if str(name).endswith(".gguf"):
+        kwargs.setdefault("gguf_file", Path(name).name)
+        name = str(Path(name).parent)
+    return AutoTokenizer.from_pretrained(given or name, **kwargs)
 
 
 def with_weights(model: Any, tokenizer: Any, source: Path) -> tuple[Any, Any]:

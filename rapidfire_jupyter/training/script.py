@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.sets import fingerprint
-from rapidfire_jupyter.training import models, trainers
+from rapidfire_jupyter.encoding import globals_of
+from rapidfire_jupyter.training import models, prepared, trainers
 
 _ORDER = '''
 class PlanOrder(torch.utils.data.Sampler):
@@ -74,7 +76,7 @@ def plain_trl(
     Args:
         folder: The experiment's folder.
         data: The data sets of the fit.
-        sets: Both data sets as the run's trainer gets them, but for a formatting_func.
+        sets: Both data sets as the run's trainer gets them.
         create_model: The user's create_model_fn.
         config: The run's.
         chunk_ends: Steps at which its chunks end, for the strategies "chunk".
@@ -102,21 +104,17 @@ def plain_trl(
         f"train_dataset = load_from_disk({train_path!r})",
         f"eval_dataset = load_from_disk({eval_path!r})" if eval_path else "eval_dataset = None",
     ]  # fmt: skip
-    formatting = config.model.formatting_func
-    if formatting is not None and not trainers.wants_text(config, data):
-        name = writer.name_of(formatting)
-        drop = (
-            "" if config.trainer_type == "GRPO" else ", remove_columns=train_dataset.column_names"
-        )
-        body.append(f"train_dataset = train_dataset.map({name}{drop})")
-        if data.eval is not None:
-            body.append(f"eval_dataset = eval_dataset.map({name}{drop.replace('train_', 'eval_')})")
+    if config.model.chat_template is not None:
+        body.insert(3, f"tokenizer.chat_template = {chat_template(config.model.chat_template)!r}")
+    if config.model.formatting_func is not None:
+        name = getattr(config.model.formatting_func, "__name__", "formatting_func")
+        body.append(f"# both as {name} (formatting_func) gave them")
     if ordered:
         body.append(
-            f'train_dataset = train_dataset.add_column("{trainers.ROW_COLUMN}", '
+            f'train_dataset = train_dataset.add_column("{prepared.ROW_COLUMN}", '
             "list(range(len(train_dataset))))"
         )
-    keywords = _keywords(writer, config, data)
+    keywords = _keywords(writer, config)
     ours = trainers.own_arguments(config)
     if ours:
         writer.sources.append(inspect.getsource(inspect.getmodule(trainer_class) or trainer_class))
@@ -136,7 +134,6 @@ def plain_trl(
         '    output_dir="plain_trl",',
         *[f"    {k}={writer.value(v)}," for k, v in values.items()],
         ")",
-        *_text_loss(config, data),
         f"trainer = {trainer_class.__name__}(",
         "    model=model,",
         "    args=args,",
@@ -149,7 +146,7 @@ def plain_trl(
     if ordered:
         body.append(
             _USE_ORDER.format(
-                column=trainers.ROW_COLUMN, rows=data.plan.rows, seed=data.plan.seed
+                column=prepared.ROW_COLUMN, rows=data.plan.rows, seed=data.plan.seed
             ).strip()
         )
     body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
@@ -201,7 +198,7 @@ class _Writer:
         except (OSError, TypeError):
             self.sources.append(f"# {name}: its source is not known; define it here")
             return name
-        for used, value in _globals_of(thing).items():
+        for used, value in globals_of(thing).items():
             if isinstance(value, types.ModuleType):
                 self.need(f"import {value.__name__} as {used}")
             elif callable(value):
@@ -229,19 +226,6 @@ class _Writer:
         return self.name_of(value) if callable(value) else repr(value)
 
 
-def _globals_of(function: Any) -> dict[str, Any]:
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return {}
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= set(constant.co_names)
-    used = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    return {**used, **{n: c.cell_contents for n, c in cells}}
-
-
 def _model_lines(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
     reads = models.ModelConfig(config)
     values = {key: reads[key] for key in reads}
@@ -249,7 +233,7 @@ def _model_lines(writer: _Writer, create_model: Callable[..., Any], config: RunC
     return f"model, tokenizer = {writer.name_of(create_model)}({writer.value(values)})"
 
 
-def _keywords(writer: _Writer, config: RunConfig, data: trainers.FitData) -> dict[str, str]:
+def _keywords(writer: _Writer, config: RunConfig) -> dict[str, str]:
     model = config.model
     keywords = {k: writer.value(v) for k, v in (model.trainer_kwargs or {}).items()}
     if model.peft_config is not None:
@@ -265,8 +249,6 @@ def _keywords(writer: _Writer, config: RunConfig, data: trainers.FitData) -> dic
         keywords["compute_metrics"] = writer.name_of(model.compute_metrics)
     if model.data_collator is not None:
         keywords["data_collator"] = writer.value(model.data_collator)
-    if model.formatting_func is not None and trainers.wants_text(config, data):
-        keywords["formatting_func"] = writer.name_of(model.formatting_func)
     if model.callbacks:
         keywords["callbacks"] = f"[{', '.join(_callback(writer, c) for c in model.callbacks)}]"
     return keywords
@@ -281,14 +263,3 @@ def _callback(writer: _Writer, callback: Any) -> str:
         args = state().get("args", {})
         return f"{name}({', '.join(f'{k}={writer.value(v)}' for k, v in args.items())})"
     return f"{name}()"
-
-
-def _text_loss(config: RunConfig, data: trainers.FitData) -> list[str]:
-    wants = config.model.formatting_func is not None and trainers.wants_text(config, data)
-    if (
-        config.trainer_type == "SFT"
-        and wants
-        and "completion_only_loss" not in trainers.given_args(config)
-    ):
-        return ["args.completion_only_loss = False"]
-    return []

@@ -1,78 +1,27 @@
 """From a config to one unmodified TRL trainer over a skeleton of the base.
 
 What the engine decides for every run is set here: seeds, output folder, no bars, no NaN filter.
-What trainers would do twice (tokenising) is done once and shared. The order of rows is the
-chunk plan's.
+The order of rows is the chunk plan's.
 """
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
 from rapidfire_jupyter.config import RunConfig
-from rapidfire_jupyter.data.layouts import recognise
-from rapidfire_jupyter.data.mapping import to_trl
+from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
-from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, DataError
+from rapidfire_jupyter.training import prepared
+from rapidfire_jupyter.training.prepared import PreparedData
 
-ROW_COLUMN = "rapidfire_row"
 FAR = 10**9  # steps: an interval that never comes
 MOST_CHUNKS = 100_000  # in a whole training: each has an end that is logged and kept
-
-# Arguments that cannot change how rows are prepared. Any other argument parts the prepared data.
-_NOT_PREPARATION = frozenset(
-    [
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "num_train_epochs",
-        "max_steps",
-        "learning_rate",
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-        "optim",
-        "optim_args",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "gradient_accumulation_steps",
-        "max_grad_norm",
-        "bf16",
-        "fp16",
-        "use_cpu",
-        "tf32",
-        "gradient_checkpointing",
-        "gradient_checkpointing_kwargs",
-        "logging_steps",
-        "logging_strategy",
-        "logging_first_step",
-        "eval_steps",
-        "eval_strategy",
-        "eval_delay",
-        "eval_on_start",
-        "save_steps",
-        "save_strategy",
-        "save_total_limit",
-        "load_best_model_at_end",
-        "metric_for_best_model",
-        "greater_is_better",
-        "data_seed",
-        "neftune_noise_alpha",
-        "report_to",
-        "run_name",
-        "beta",
-        "loss_type",
-        "label_smoothing_factor",
-        "rdrop_alpha",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -84,19 +33,6 @@ class FitData:
     plan: ChunkPlan
     seed: int
     eval_rows: int = 64
-
-
-@dataclass
-class PreparedData:
-    """Data sets that a trainer prepared, kept for runs that would prepare the same."""
-
-    kept: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-
-    def get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The prepared data set for this key; made at the first call."""
-        if key not in self.kept:
-            self.kept[key] = make()
-        return self.kept[key]
 
 
 @dataclass(frozen=True)
@@ -220,7 +156,7 @@ def build_trainer(
     skeleton: tuple[Any, Any],
     base_name: str,
     data: FitData,
-    prepared: PreparedData,
+    kept: PreparedData,
     output_dir: str,
     compute_metrics: Callable[..., Any] | None,
 ) -> tuple[Any, list[int] | None]:
@@ -233,23 +169,19 @@ def build_trainer(
     trainer_class, _ = trainer_classes(config)
     args = training_arguments(config, data.seed, output_dir)
     model, tokenizer = skeleton
-    key = (config.trainer_type, base_name, _preparation_key(config))
-    train, evaluation = formatted(config, data, prepared, tokenizer)
+    if config.model.chat_template is not None:
+        tokenizer.chat_template = chat_template(config.model.chat_template)
+    train, evaluation = prepared.sets(config, (data.train, data.eval), kept, tokenizer)
     keywords = {**(config.model.trainer_kwargs or {}), **own_arguments(config)}
     if config.trainer_type == "GRPO":
         keywords["reward_funcs"] = config.model.reward_funcs
     else:
-        train = _numbered(train, args, prepared)
+        train = prepared.numbered(train, args, kept)
         if compute_metrics is not None:
             keywords["compute_metrics"] = compute_metrics
         if config.model.data_collator is not None:
             keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
-    if config.trainer_type == "SFT" and wants_text(config, data):
-        keywords["formatting_func"] = config.model.formatting_func
-        args.completion_only_loss = (
-            False if args.completion_only_loss is None else args.completion_only_loss
-        )
-    trainer = _preparing_once(trainer_class, key, prepared)(
+    trainer = prepared.once(trainer_class, config, base_name, kept)(
         model=model,
         args=args,
         train_dataset=train,
@@ -259,7 +191,7 @@ def build_trainer(
         peft_config=peft_object(config),
         **keywords,
     )
-    return trainer, _take_row_numbers(trainer, data.plan.rows)
+    return trainer, prepared.take_row_numbers(trainer, data.plan.rows)
 
 
 def make_schedule(
@@ -338,111 +270,3 @@ def wind_on_sampler(trainer: Any, epochs: int) -> None:
 
 def _is_factory(callback: Any) -> bool:
     return callable(callback) and not hasattr(callback, "on_train_begin")
-
-
-def _preparation_key(config: RunConfig) -> str:
-    given = {k: v for k, v in given_args(config).items() if k not in _NOT_PREPARATION}
-    return repr((encode(given), id(config.model.formatting_func)))
-
-
-def _preparing_once(trainer_class: Any, key: tuple[Any, ...], prepared: PreparedData) -> Any:
-    """The trainer class, with its `_prepare_dataset` done once for runs that share a key."""
-    original = getattr(trainer_class, "_prepare_dataset", None)
-    if original is None:
-        return trainer_class
-
-    def _prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        part = (*key, repr(args[-1]), id(dataset))
-        return prepared.get(part, lambda: original(self, dataset, *args, **kwargs))
-
-    return type(trainer_class.__name__, (trainer_class,), {"_prepare_dataset": _prepare_dataset})
-
-
-def formatted(
-    config: RunConfig, data: FitData, prepared: PreparedData, tokenizer: Any
-) -> tuple[Any, Any]:
-    """The data sets in TRL's columns, made once: by a formatting_func, else by their layout.
-
-    A formatting_func that gives text is left to TRL.
-    """
-    function = config.model.formatting_func
-    if function is not None and wants_text(config, data):
-        return data.train, data.eval
-    if function is None:
-        return _in_trls_columns(config, data, prepared, tokenizer)
-
-    def make(name: str, dataset: Any) -> Any:
-        drop = None if config.trainer_type == "GRPO" else dataset.column_names
-
-        def one(row: dict[str, Any], number: int) -> dict[str, Any]:
-            try:
-                out = function(row)
-            except Exception as error:
-                raise DataError(
-                    f"formatting_func failed on {name} row {number}: {error!r}"
-                ) from error
-            if not isinstance(out, Mapping):
-                raise DataError(
-                    f"formatting_func must give a dict or a string for each row, got "
-                    f"{type(out).__name__} on {name} row {number}"
-                )
-            return dict(out)
-
-        return dataset.map(one, with_indices=True, remove_columns=drop, load_from_cache_file=False)
-
-    key = ("formatted", id(function), config.trainer_type == "GRPO")
-    train = prepared.get((*key, "train"), lambda: make("train", data.train))
-    if data.eval is None:
-        return train, None
-    return train, prepared.get((*key, "eval"), lambda: make("eval", data.eval))
-
-
-def _in_trls_columns(
-    config: RunConfig, data: FitData, prepared: PreparedData, tokenizer: Any
-) -> tuple[Any, Any]:
-    if given_args(config).get("dataset_text_field", "text") != "text":
-        return data.train, data.eval  # the user says which column it is
-    template = getattr(tokenizer, "chat_template", None)
-
-    def mapped(what: str, dataset: Any) -> Any:
-        def make() -> Any:
-            return to_trl(dataset, recognise(dataset, kind, what=what), tokenizer, what)
-
-        kind = config.trainer_type
-        return prepared.get(("columns", kind, repr(template), what), make)
-
-    train = mapped("train_dataset", data.train)
-    return train, None if data.eval is None else mapped("eval_dataset", data.eval)
-
-
-def wants_text(config: RunConfig, data: FitData) -> bool:
-    """Whether the config's formatting_func gives TRL's text of a row, not a dict of columns."""
-    function = config.model.formatting_func
-    return function is not None and isinstance(function(next(iter(data.train))), str)
-
-
-def _numbered(dataset: Any, args: Any, prepared: PreparedData) -> Any:
-    """The data set with its row numbers as a column, which survives whatever the trainer drops."""
-    from datasets import Dataset
-
-    if (
-        not isinstance(dataset, Dataset)
-        or not args.remove_unused_columns
-        or getattr(args, "packing", False)
-    ):
-        return dataset
-    return prepared.get(
-        ("numbered", id(dataset)), lambda: dataset.add_column(ROW_COLUMN, list(range(len(dataset))))
-    )
-
-
-def _take_row_numbers(trainer: Any, rows: int) -> list[int] | None:
-    dataset = trainer.train_dataset
-    columns = getattr(dataset, "column_names", None) or []
-    if ROW_COLUMN in columns:
-        numbers = list(dataset[ROW_COLUMN])
-        trainer.train_dataset = dataset.remove_columns(ROW_COLUMN)
-        return numbers
-    if getattr(trainer.args, "packing", False) or not hasattr(dataset, "__len__"):
-        return None
-    return list(range(rows)) if len(dataset) == rows else None
