@@ -244,6 +244,7 @@ class Engine:
     def _slice(self, fit: Fit, run: int) -> None:
         known = fit.state.runs[run]
         started, first_step = time.monotonic(), known.step
+        memory.begin_peak()
         fit.emit("slice_started", run, step=first_step)
         if fit.unobserved(run, first_step) and run not in fit.begun:
             fit.executor.command(run, messages.Advance(first_step))
@@ -273,6 +274,8 @@ class Engine:
             step=step,
             steps=step - first_step,
             seconds=time.monotonic() - started,
+            rss_bytes=memory.process_bytes(),
+            device_bytes=memory.peak_bytes(),
         )
         if report.ending:
             fit.complete(run)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rapidfire_jupyter import state as states
+from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
@@ -17,7 +18,7 @@ from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor, Order
 from rapidfire_jupyter.ops import Op, Verdict
 from rapidfire_jupyter.state import State
-from rapidfire_jupyter.training import checkpoints, messages, trainers
+from rapidfire_jupyter.training import checkpoints, messages, relief, trainers
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,24 @@ class Fit:
         """
         if report.storage:
             raise OSError(report.error)
-        self.emit("run_failed", run, sync=True, error=report.error, trace=report.trace)
+        relieved = relief.smaller(self.configs[run], report.memory)
+        if relieved is not None:
+            self.adjust(run, relieved, report.error)
+            return
+        error = f"{report.error}; {relief.ADVICE}" if report.memory else report.error
+        self.emit("run_failed", run, sync=True, error=error, trace=report.trace)
+
+    def adjust(self, run: int, relieved: relief.Relief, why: str) -> None:
+        """Let a closed run go on with less memory, from its newest checkpoint."""
+        self.configs[run] = modify(self.configs[run], relieved.changes)
+        self.observed.pop(run, None)
+        step = self.state.runs[run].checkpoint_step or 0
+        where = f"from its checkpoint of step {step}" if step else "from its start"
+        self.emit("run_adjusted", run, sync=True, changes=encode(relieved.changes), why=why)
+        self.emit("alert", run, text=f"memory ran out ({why}): goes on {where} {relieved.text}")
+        if step or relieved.other_rows:
+            reason = f"goes on {where} {relieved.text}, to fit into memory"
+            self.emit("run_inexact", run, reason=reason)
 
     def checkpoint_and_close(self, run: int) -> int:
         """Bring a run to its boundary, save it if it has trained, and end its session."""

@@ -408,7 +408,7 @@ def _check_same(
         for key, (old, new) in differences(run.config, encode(flatten(config))).items():
             if _is_code(old) and _is_code(new):
                 redefined.add(key)
-            elif not _was_extended(key):
+            elif not _was_extended(key) and key not in run.adjusted:
                 raise ExperimentError(
                     f"run {run.id} of experiment {name!r} has {key}={old!r}, not {new!r}; {ways}"
                 )
@@ -429,6 +429,9 @@ def _attach(fit: Fit, log: EventLog) -> None:
     stored = json.loads((fit.folder / "experiment.json").read_text(encoding="utf-8"))
     for event in list(log.events):
         data = event.data
+        if event.kind == "run_adjusted" and event.run in fit.configs:
+            changes = {k: decode(v, k) for k, v in data["changes"].items()}
+            fit.configs[event.run] = modify(fit.configs[event.run], changes)
         if event.kind != "op" or data["outcome"] != "applied":
             continue
         try:

@@ -26,6 +26,7 @@ class Run:
         chunk_ends: Step at which each chunk ends; empty until the run was prepared.
         served: Training had so far, in chunks divided by weight: the scheduler's virtual time.
         inexact: Reasons why this run may differ from plain TRL; empty means exact.
+        adjusted: Names of the config values that were changed so that it fits into memory.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Run:
     deleted_at: float = 0.0
     deleted_from: Status = "stopped"
     base: str = ""
+    adjusted: tuple[str, ...] = ()
 
     @property
     def chunk(self) -> int:
@@ -111,6 +113,10 @@ def _run_changes(run: Run, event: Event) -> dict[str, Any]:  # Any: values of Ru
         return {"status": "completed", "step": data["step"]}
     if event.kind == "run_failed":
         return {"status": "failed", "error": data["error"]}
+    if event.kind == "run_adjusted":
+        names = (*run.adjusted, *(n for n in data["changes"] if n not in run.adjusted))
+        status = "queued" if run.status == "running" else run.status
+        return {"config": {**run.config, **data["changes"]}, "adjusted": names, "status": status}
     if event.kind == "run_inexact":
         return {} if data["reason"] in run.inexact else {"inexact": (*run.inexact, data["reason"])}
     return {}

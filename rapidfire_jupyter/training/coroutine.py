@@ -25,7 +25,7 @@ from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
-from rapidfire_jupyter.training import checkpoints, output, trainers, warm, watching
+from rapidfire_jupyter.training import checkpoints, memory, output, trainers, warm, watching
 from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
@@ -584,6 +584,7 @@ def _is_of_disk(error: Exception) -> bool:
 
 
 def _failure(error: BaseException) -> Failed:
+    ran_out = memory.exhausted(error)
     text = io.StringIO()
     traceback.print_exception(error, file=text)
     traceback.clear_frames(error.__traceback__)
@@ -594,4 +595,4 @@ def _failure(error: BaseException) -> Failed:
     first = message.splitlines()[0]
     storage = isinstance(error, OSError) and error.errno in checkpoints.DISK_ERRORS
     line = first if isinstance(error, RapidFireError) else f"{type(error).__name__}: {first}"
-    return Failed(line, text.getvalue(), storage)
+    return Failed(line, text.getvalue(), storage, ran_out)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import checkpoints, trainers
+from rapidfire_jupyter.training.memory import Phase
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
 
@@ -148,11 +149,17 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run raised. `error` is one line, `trace` the whole traceback as text."""
+    """The run raised. `error` is one line, `trace` the whole traceback as text.
+
+    Attributes:
+        storage: The disk failed it.
+        memory: In which phase memory ran out; "" if something else was wrong.
+    """
 
     error: str
     trace: str
     storage: bool
+    memory: Phase = ""
 
 
 @dataclass(frozen=True)

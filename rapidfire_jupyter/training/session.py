@@ -4,8 +4,7 @@ import gc
 import queue
 import threading
 
-import torch
-
+from rapidfire_jupyter.training import memory
 from rapidfire_jupyter.training.coroutine import Coroutine
 from rapidfire_jupyter.training.messages import Closed, Command, Failed, Report, Task
 
@@ -41,6 +40,5 @@ class Session:
             self._coroutine = None
             if any(reference() is not None for reference in remains):
                 gc.collect()  # a cycle that we do not know; a collection takes a quarter second
-            if torch.cuda.is_available() and torch.cuda.memory_allocated():
-                torch.cuda.empty_cache()
+            memory.ease(isinstance(report, Failed) and bool(report.memory))
         return report

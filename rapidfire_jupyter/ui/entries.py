@@ -55,6 +55,9 @@ def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
     if event.kind == "run_completed":
         note = f"; {data['note']}" if data.get("note") else ""
         return f"{run} is completed, at step {data['step']}{note}", "info"
+    if event.kind == "run_adjusted":
+        changes = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in data["changes"].items())
+        return f"{run} goes on with {changes}, to fit into memory", "info"
     if event.kind == "run_recovered":
         return f"{run} goes on from its checkpoint of step {data['step']}", "info"
     if event.kind == "run_prepared" and data.get("notes"):

@@ -1,0 +1,243 @@
+"""Memory runs out: that run alone goes on with smaller micro-batches, and says so."""
+
+import multiprocessing
+import os
+import signal
+import sys
+
+import pytest
+import tiny
+import torch
+from oracle import assert_same, plain, sliced
+
+from rapidfire_jupyter import (
+    Experiment,
+    RFDPOConfig,
+    RFGRPOConfig,
+    RFLoraConfig,
+    RFModelConfig,
+    RFSFTConfig,
+)
+from rapidfire_jupyter.training import memory, relief
+
+ERRORS = {
+    "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "python": MemoryError,
+    "cpu": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory): "
+        "not enough memory"
+    ),
+}
+batches = {"large": 0}
+
+
+def small_device(config):
+    """A model on a device that holds `most` rows; the first `after` larger batches still fit."""
+    kwargs = dict(config["model_kwargs"])
+    most, after = kwargs.pop("most"), kwargs.pop("after", 0)
+    training_only, error = kwargs.pop("training_only", False), kwargs.pop("error", "cuda")
+    model = tiny.model(**kwargs)
+
+    def before(module, inputs):
+        if inputs[0].shape[0] > most and (torch.is_grad_enabled() or not training_only):
+            batches["large"] += 1
+            if batches["large"] > after:
+                raise ERRORS[error]()
+
+    model.model.embed_tokens.register_forward_pre_hook(before)
+    return model, tiny.tokenizer()
+
+
+def config(rows=5, times=2, model=None, kind=RFSFTConfig, name=None, **given):
+    given = {
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": times,
+        **given,
+    }
+    return RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=4, target_modules=["q_proj"]),
+        training_args=kind(**given),
+        model_kwargs={"most": 99, **(model or {})},
+        name=name,
+    )
+
+
+def adjusted(exp, run=1):
+    return [e.data["changes"] for e in exp.events if e.kind == "run_adjusted" and e.run == run]
+
+
+@pytest.fixture(autouse=True)
+def no_batches_yet():
+    batches.update(large=0)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_batch_too_large_from_the_start_becomes_smaller_and_stays_exact(
+    experiment, tmp_path, error
+):
+    exp = experiment()
+    run = config(5, 2, {"most": 3, "error": error})
+
+    exp.run_fit(run, small_device, tiny.sft_rows(21), num_chunks=2, block=True)
+
+    assert exp.run(1).status == "completed", exp.run(1).trace
+    assert adjusted(exp) == [
+        {
+            "training_args.per_device_train_batch_size": 2,
+            "training_args.gradient_accumulation_steps": 5,
+        }
+    ]
+    assert exp.run(1).config["training_args.per_device_train_batch_size"] == 2
+    alerts = [e.data["text"] for e in exp.events if e.kind == "alert"]
+    assert any("micro-batches of 2 x 5 in place of 5 x 2 rows" in text for text in alerts)
+    assert exp.run(1).exact
+    assert_same(sliced(exp.run(1)), plain(exp.run(1), tmp_path / "plain"))
+
+
+def test_in_the_middle_that_run_goes_back_to_its_checkpoint_and_the_others_are_untouched(
+    experiment, tmp_path
+):
+    other = config(4, 1, {"dropout": 0.1}, name="other")
+    alone = experiment("alone")
+    alone.run_fit(other, small_device, tiny.sft_rows(24), num_chunks=3, block=True)
+    exp = experiment()
+    failing = config(4, 1, {"most": 3, "after": 1 + 9}, num_train_epochs=3)  # after a rehearsal
+
+    exp.run_fit([failing, other], small_device, tiny.sft_rows(24), num_chunks=3, block=True)
+
+    run = exp.run(1)
+    assert run.status == exp.run(2).status == "completed", run.trace
+    assert adjusted(exp)[0]["training_args.per_device_train_batch_size"] == 2
+    recovered = [e.data["step"] for e in exp.events if e.kind == "run_recovered" and e.run == 1]
+    assert recovered == [8]
+    assert f"checkpoint of step {recovered[0]}" in repr(run.exact) and not run.exact
+    steps = [row["step"] for row in run.rows if "loss" in row]
+    assert steps == list(range(1, 19))  # each step once
+    assert_same(sliced(exp.run(2)), sliced(alone.run(1)), "the other run")
+    assert exp.run(2).exact
+
+
+def test_with_the_smallest_micro_batch_it_fails_with_advice_and_the_others_go_on(experiment):
+    exp = experiment()
+
+    exp.run_fit(
+        [config(2, 1, {"most": 0}), config(2, 1)],
+        small_device,
+        tiny.sft_rows(8),
+        num_chunks=1,
+        block=True,
+    )
+
+    run = exp.run(1)
+    assert run.status == "failed" and exp.run(2).status == "completed"
+    assert [c["training_args.per_device_train_batch_size"] for c in adjusted(exp)] == [1]
+    assert "OutOfMemoryError" in run.error and "gradient_checkpointing=True" in run.error
+
+
+def test_out_of_memory_in_an_evaluation_halves_that_ones_batch(experiment):
+    exp = experiment()
+    run = config(2, 1, {"most": 2}, per_device_eval_batch_size=8)
+
+    exp.run_fit(
+        run, small_device, tiny.sft_rows(8), tiny.sft_rows(16)[8:], num_chunks=2, block=True
+    )
+
+    assert exp.run(1).status == "completed", exp.run(1).trace
+    assert [list(c.values()) for c in adjusted(exp)] == [[4], [2]]
+    assert [row["step"] for row in exp.run(1).rows if "eval_loss" in row] == [2, 4]
+
+
+def test_dpo_and_grpo_become_smaller_too(experiment):
+    exp = experiment()
+    dpo = config(4, 1, {"most": 4}, RFDPOConfig, max_length=32)
+    exp.run_fit(dpo, small_device, tiny.dpo_rows(8), num_chunks=2, block=True)
+    grpo = config(
+        4,
+        2,
+        {"most": 3, "training_only": True},
+        RFGRPOConfig,
+        num_generations=4,
+        steps_per_generation=2,
+        max_completion_length=4,
+    ).copy(reward_funcs=[tiny.reward_length])
+    other = experiment("grpo")
+    other.run_fit(grpo, small_device, tiny.grpo_rows(8), num_chunks=2, block=True)
+
+    assert exp.run(1).status == other.run(1).status == "completed", other.run(1).trace
+    assert adjusted(exp)[0]["training_args.per_device_train_batch_size"] == 2
+    assert adjusted(other)[0] == {
+        "training_args.per_device_train_batch_size": 2,
+        "training_args.gradient_accumulation_steps": 4,
+        "training_args.steps_per_generation": 4,
+    }
+
+
+def cells(root):
+    exp = Experiment("exp", root=root)
+    exp.run_fit(
+        config(4, 2, {"most": 2}), small_device, tiny.sft_rows(24), num_chunks=3, eval_rows=0
+    )
+    return exp
+
+
+def _killed(root, path):
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    exp = cells(root)
+    exp._log.subscribe(lambda e: e.kind == "checkpoint" and os.kill(os.getpid(), signal.SIGKILL))
+    exp.wait(60)
+
+
+def test_a_restart_and_a_clone_know_the_smaller_batch(tmp_path, experiment):
+    context = multiprocessing.get_context("forkserver")
+    child = context.Process(target=_killed, args=(str(tmp_path), sys.path))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+
+    exp = cells(tmp_path)
+    clone = exp.clone(1, {"learning_rate": 2e-2}).wait(60)
+    exp.wait(120)
+
+    assert [run.status for run in exp.runs] == ["completed"] * 2, exp.run(1).trace
+    assert len(adjusted(exp)) == 1 and not adjusted(exp, clone.run_id)
+    assert exp.run(clone.run_id).config["training_args.per_device_train_batch_size"] == 2
+    assert exp.run(1).exact
+    assert_same(sliced(exp.run(1)), plain(exp.run(1), tmp_path / "plain"))
+    exp.end()
+
+
+def test_micro_batches_keep_the_rows_of_a_step():
+    pairs = []
+    one = config(12, 1).build()
+    while (next_one := relief.smaller_micro_batch(one)) is not None:
+        values = tuple(next_one.changes.values())
+        pairs.append(values)
+        one = config(*values).build()
+
+    assert pairs == [(6, 2), (4, 3), (3, 4), (2, 6), (1, 12)]
+
+
+def test_a_generation_keeps_its_completions():
+    one = config(8, 1, kind=RFGRPOConfig, num_generations=4, generation_batch_size=24)
+
+    changes = relief.smaller_micro_batch(one.copy(reward_funcs=[len]).build()).changes
+
+    assert tuple(changes.values()) == (4, 2)  # 24 completions are whole micro-batches of 4 rows
+
+
+def test_an_error_that_was_caused_by_a_lack_of_memory_counts_and_others_do_not():
+    try:
+        try:
+            raise ERRORS["cpu"]()
+        except RuntimeError as error:
+            raise ValueError("a reward function failed") from error
+    except ValueError as error:
+        assert memory.exhausted(error) == "training"
+
+    assert memory.exhausted(RuntimeError("size mismatch")) == ""
