@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rapidfire_jupyter.bandit import BanditBoost
+    from rapidfire_jupyter.breeding import CloneBest
     from rapidfire_jupyter.choices import List, Range
     from rapidfire_jupyter.config import (
         RFDPOConfig,
@@ -16,13 +18,39 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.data.load import load_data
     from rapidfire_jupyter.data.split import split_data
     from rapidfire_jupyter.experiment import Experiment
+    from rapidfire_jupyter.halving import Halving
+    from rapidfire_jupyter.learning_faults import (
+        Deviation,
+        EmptyBatches,
+        NonFinite,
+        Overfitting,
+        Plateau,
+        Spike,
+    )
+    from rapidfire_jupyter.machine_faults import IdleDevice, LowDisk, MemoryGrowth, Slowdown
     from rapidfire_jupyter.magics import load_ipython_extension, unload_ipython_extension
+    from rapidfire_jupyter.policies import Phase
+    from rapidfire_jupyter.screening import Budget, Outliers, SlowLearners, Threshold
     from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
 
 __version__ = "0.1.0"
 __all__ = [
+    "BanditBoost",
+    "Budget",
+    "CloneBest",
+    "Deviation",
+    "EmptyBatches",
     "Experiment",
+    "Halving",
+    "IdleDevice",
     "List",
+    "LowDisk",
+    "MemoryGrowth",
+    "NonFinite",
+    "Outliers",
+    "Overfitting",
+    "Phase",
+    "Plateau",
     "RFDPOConfig",
     "RFGRPOConfig",
     "RFGridSearch",
@@ -31,6 +59,10 @@ __all__ = [
     "RFRandomSearch",
     "RFSFTConfig",
     "Range",
+    "SlowLearners",
+    "Slowdown",
+    "Spike",
+    "Threshold",
     "check_data",
     "clean_data",
     "load_data",
@@ -40,6 +72,24 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BanditBoost": "bandit",
+    "CloneBest": "breeding",
+    "Halving": "halving",
+    "Budget": "screening",
+    "Outliers": "screening",
+    "SlowLearners": "screening",
+    "Threshold": "screening",
+    "Phase": "policies",
+    "Deviation": "learning_faults",
+    "EmptyBatches": "learning_faults",
+    "NonFinite": "learning_faults",
+    "Overfitting": "learning_faults",
+    "Plateau": "learning_faults",
+    "Spike": "learning_faults",
+    "IdleDevice": "machine_faults",
+    "LowDisk": "machine_faults",
+    "MemoryGrowth": "machine_faults",
+    "Slowdown": "machine_faults",
     "Experiment": "experiment",
     "RFGridSearch": "search",
     "RFRandomSearch": "search",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rapidfire_jupyter.comparison import Rows
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.measures import Measures
 from rapidfire_jupyter.ops import Op
@@ -36,16 +37,44 @@ class Decision:
     runs: tuple[int, ...] = ()
 
 
-def to_dict(decision: Decision) -> dict[str, Any]:
-    """A decision as the data of its event. Any: JSON values."""
+def to_data(decisions: Sequence[Decision], dry_run: bool = False) -> dict[str, Any]:
+    """Decisions taken together as the data of one event, which a crash cannot cut in two.
+
+    Args:
+        decisions: In order.
+        dry_run: Nobody asks for their ops. Any: JSON values.
+    """
+    return {"dry_run": dry_run, "decisions": [_one_to_data(one) for one in decisions]}
+
+
+def _one_to_data(decision: Decision) -> dict[str, Any]:  # Any: JSON values
     op = decision.op
+    asked = None if op is None else {"kind": op.kind, "run": op.run, "args": encode(dict(op.args))}
     return {
         "policy": decision.policy,
         "key": decision.key,
-        "op": None if op is None else {"kind": op.kind, "run": op.run, "args": dict(op.args)},
+        "op": asked,
         "reason": decision.reason,
         "runs": list(decision.runs),
     }
+
+
+def of_event(event: Event) -> list[Decision]:
+    """The decisions that an event tells of; none if it is another kind of event."""
+    return [_one_of_data(one) for one in event.data["decisions"]] if is_decision(event) else []
+
+
+def is_decision(event: Event) -> bool:
+    """Whether an event tells of decisions."""
+    return event.kind == "decisions"
+
+
+def _one_of_data(data: Mapping[str, Any]) -> Decision:  # Any: JSON values
+    policy, key, reason, runs = data["policy"], data["key"], data["reason"], data["runs"]
+    if data["op"] is None:
+        return note(policy, key, runs, reason)
+    op = Op(data["op"]["kind"], data["op"]["run"], data["op"]["args"])
+    return ask(policy, key, op, reason, runs)
 
 
 @dataclass(frozen=True)
@@ -56,11 +85,13 @@ class Memory:
         judged: Runs that a decision judged, by policy and key.
         kept: Runs that a person resumed after a policy had stopped them.
         clones: Runs that a policy made, by its name, in order.
+        stopped: Runs that a policy has stopped at some time.
     """
 
     judged: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
     clones: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stopped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -109,29 +140,44 @@ def recall(memory: Memory, decisions: Iterable[Decision]) -> Memory:
     return replace(memory, judged=judged)
 
 
-def remember(events: Iterable[Event]) -> Memory:
-    """The memory that an event log gives: its `decision` events, and ops of policies and people."""
-    judged: dict[tuple[str, str], frozenset[int]] = {}
-    clones: dict[str, tuple[int, ...]] = {}
-    stopped: set[int] = set()
-    kept: set[int] = set()
+def remember(
+    events: Iterable[Event], memory: Memory | None = None, dry_run: bool = False
+) -> Memory:
+    """The memory that an event log gives: its decisions, and ops of policies and people.
+
+    Args:
+        events: In order.
+        memory: What the events before them gave.
+        dry_run: Remember what was decided in a dry run too; else it is as if it never was.
+    """
+    memory = memory if memory is not None else Memory()
     for event in events:
-        data = event.data
-        if event.kind == "decision":
-            place = data["policy"], data["key"]
-            judged[place] = judged.get(place, frozenset()) | frozenset(data["runs"])
-        if event.kind != "op" or data["outcome"] != "applied":
-            continue
-        by = str(data.get("by", ""))
-        if by.startswith(_PREFIX):
-            if data["kind"] == "stop" and event.run is not None:
-                stopped.add(event.run)
-            if data["kind"] == "clone":
-                name = by.removeprefix(_PREFIX)
-                clones[name] = (*clones.get(name, ()), data["created"]["id"])
-        elif data["kind"] == "resume" and event.run in stopped:
-            kept.add(event.run)
-    return Memory(judged, frozenset(kept), clones)
+        if is_decision(event) and (dry_run or not event.data["dry_run"]):
+            memory = recall(memory, of_event(event))
+        elif event.kind == "op" and event.data["outcome"] != "refused":
+            memory = _with_op(memory, event)
+        elif event.kind == "fit_started":
+            memory = Memory()
+    return memory
+
+
+def _with_op(memory: Memory, event: Event) -> Memory:
+    data, run = event.data, event.run
+    kind, by = data["kind"], str(data.get("by", ""))
+    if data["outcome"] == "already" and kind != "clone":
+        return memory
+    if not by.startswith(_PREFIX):
+        if kind == "resume" and run is not None and run in memory.stopped:
+            return replace(memory, kept=memory.kept | {run})
+        return memory
+    if kind == "stop" and run is not None:
+        return replace(memory, stopped=memory.stopped | {run})
+    if kind == "clone":
+        name = by.removeprefix(_PREFIX)
+        clone = (data.get("created") or data["existing"])["id"]  # one that was there already, too
+        made = *memory.clones.get(name, ()), clone
+        return replace(memory, clones={**memory.clones, name: made})
+    return memory
 
 
 def unanswered(events: Iterable[Event]) -> list[Decision]:
@@ -139,18 +185,13 @@ def unanswered(events: Iterable[Event]) -> list[Decision]:
     waiting: list[Decision] = []
     for event in events:
         data = event.data
-        if event.kind == "decision" and data["op"] is not None:
-            op = Op(data["op"]["kind"], data["op"]["run"], data["op"]["args"])
-            waiting.append(ask(data["policy"], data["key"], op, data["reason"], data["runs"]))
-        elif event.kind == "op":
+        if is_decision(event) and not data["dry_run"]:
+            waiting += [one for one in of_event(event) if one.op is not None]
+        elif event.kind == "op" and str(data.get("by", "")).startswith(_PREFIX):
+            asked = data["by"], data["kind"], event.run, data["args"]
             for one in waiting:
                 op = one.op if one.op is not None else Op("stop")
-                if (op.by, op.kind, op.run, dict(op.args)) == (
-                    data.get("by"),
-                    data["kind"],
-                    event.run,
-                    data["args"],
-                ):
+                if (op.by, op.kind, op.run, dict(op.args)) == asked:
                     waiting.remove(one)
                     break
     return waiting

@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rapidfire_jupyter import folders, operations, scheduler
-from rapidfire_jupyter.errors import RapidFireError
+from rapidfire_jupyter import deciding, folders, operations, scheduler
 from rapidfire_jupyter.fit import Fit
-from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle, Verdict, verdict
+from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
+from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.training import memory, messages
 from rapidfire_jupyter.undo import opposite
@@ -30,7 +30,7 @@ TIDY_SECONDS = 10.0  # memory that runs freed is given back this often while the
 
 @dataclass(frozen=True)
 class _Message:
-    action: str  # "fit", "op", "end", "exit"
+    action: str  # "fit", "oversee", "op", "end", "exit"
     fit: Fit | None
     op: Op | None = None
     reply: Any = None  # OpHandle for ops, else a Future
@@ -61,6 +61,11 @@ class Engine:
     def add(self, fit: Fit) -> None:
         """Start training an experiment's active runs."""
         self._send(_Message("fit", fit, reply=Future()))
+
+    def oversee(self, fit: Fit, oversight: Oversight) -> None:
+        """Let other policies and monitors look after an experiment that trains."""
+        fit.oversight = oversight
+        self._send(_Message("oversee", fit, reply=Future()))
 
     def submit(self, fit: Fit, op: Op) -> OpHandle:
         """Ask for an op; it acts at the next boundary."""
@@ -123,6 +128,8 @@ class Engine:
                 return  # no run may compute while Python ends
             self._empty_trash()
             holding = self._hold.is_set()
+            if not holding:
+                self._decide()
             turn = None if holding else self._next_turn()
             if turn is None:
                 self._wait(holding)
@@ -132,6 +139,14 @@ class Engine:
                 self._take_turn(fit, run)
             except Exception as error:  # the disk or a fault of ours; this thread serves others too
                 self._halt(fit, error)
+
+    def _decide(self) -> None:
+        for fit in list(self._fits):
+            if fit.undecided and not fit.halted:
+                try:
+                    deciding.look(fit)
+                except OSError as error:
+                    self._halt(fit, error)
 
     def _wait(self, holding: bool) -> None:
         """Nothing to train: wait for a message (or for the end of a hold, or of an undo period)."""
@@ -185,6 +200,8 @@ class Engine:
                 message.fit.used_seconds = min(
                     (f.used_seconds for f in self._fits if f is not message.fit), default=0.0
                 )
+            elif message.action == "oversee" and message.fit is not None:
+                message.fit.news = message.fit.undecided = True
             elif message.action == "end" and message.fit is not None:
                 self._end(message.fit)
             elif message.action == "exit":
@@ -224,6 +241,7 @@ class Engine:
             if self._hold.is_set():
                 return
             self._turn = fit, run
+        fit.undecided = True
         try:
             if not fit.executor.is_open(run):
                 fit.open_run(run)
@@ -306,6 +324,8 @@ class Engine:
             while self._hold.is_set() and not self._exiting:
                 self._wait(holding=True)
             self._read_inbox()
+            if fit.urgent and not self._exiting:
+                deciding.watch(fit)
             known = fit.state.runs.get(run)
             if self._exiting or known is None or not fit.executor.is_open(run):
                 return None
@@ -380,25 +400,7 @@ class Engine:
                 handle.settle("refused", "there has been no op yet to undo", None, None)
                 return
             op = handle.op = found
-        judged = verdict(fit.state, op, time.time())
-        if (
-            op.kind in ("clone", "resume")
-            and op.run in fit.state.runs
-            and op.run not in fit.configs
-        ):
-            reason = f"run {op.run} was cloned with a function; run its clone cell again first"
-            judged = Verdict("refused", reason)
-        data: dict[str, Any] = {}
-        if judged.outcome == "applied":
-            try:
-                judged, data = operations.act(fit, op)
-            except RapidFireError as error:
-                judged = Verdict("refused", str(error))
-        run = fit.state.runs.get(op.run) if op.run is not None else None
-        step = data.pop("step", run.step if run else None)
-        fit.record(op, judged, step, **data)
-        created = data.get("created") or data.get("existing")
-        handle.settle(judged.outcome, judged.reason, step, created["id"] if created else op.run)
+        operations.perform(fit, op, handle)
 
     # ---- ends ----
 

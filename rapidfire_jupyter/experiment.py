@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import folders, front_ends, showing, state
+from rapidfire_jupyter import findings, folders, front_ends, showing, state
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
+from rapidfire_jupyter.oversight import overseeing
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
 from rapidfire_jupyter.ui.view import lower_is_better
@@ -132,6 +133,11 @@ class Experiment:
         eval_rows: int = 64,
         isolation: Literal["mark", "cells"] = "mark",
         weight: float = 1.0,
+        policies: Any = None,
+        phases: Any = None,
+        monitors: Any = None,
+        dry_run: bool = False,
+        on_alert: Any = None,
         block: bool = False,
         panel: bool = True,
         **unknown: Any,
@@ -158,6 +164,13 @@ class Experiment:
             isolation: "mark" goes on while cells run and marks a run in `run.exact` if a cell may
                 have drawn from its random stream; "cells" pauses while a cell runs (at most 2 s).
             weight: Share of training time among experiments of this kernel.
+            policies: What stops, clones and boosts runs by itself, at chunk ends: `[Halving()]`, or
+                names as `"halving"`. What a person resumes, no policy stops again. The policies of
+                the last `run_fit` hold.
+            phases: A list of `Phase`: screening, clones of the best, the winner alone.
+            monitors: What raises alerts; None for all of them, an empty list for none.
+            dry_run: Policies only tell what they would do, see `decisions()`.
+            on_alert: Functions `f(alert)` that get each alert as a dict, and URLs it is posted to.
             block: Wait until all runs are done.
             panel: Show the live panel under the cell, in a notebook.
             unknown: Refused, with the nearest name.
@@ -193,6 +206,7 @@ class Experiment:
                 f"this object of experiment {self.name!r} has ended; make it again: "
                 f"exp = Experiment({self.name!r})"
             )
+        oversight = overseeing(policies, phases, monitors, dry_run, on_alert)
         request = fitting.Request(
             config_group=config_group,
             create_model=create_model_fn,
@@ -209,6 +223,7 @@ class Experiment:
             eval_rows=eval_rows,
             isolation=isolation,
             weight=weight,
+            oversight=oversight,
         )
         with self._fitting:
             self._fit = fitting.start(
@@ -336,6 +351,14 @@ class Experiment:
         return self.run(
             (min if low else max)(scores, key=lambda i: (scores[i], i) if low else (scores[i], -i))
         )
+
+    def decisions(self) -> "pd.DataFrame":
+        """What policies decided, in order: the op they asked for and why, and dry runs as such."""
+        return findings.decisions(self)
+
+    def alerts(self) -> "pd.DataFrame":
+        """What monitors found, in order, with the remedies that the panel offers."""
+        return findings.alerts(self)
 
     # ---- ops ----
 
@@ -481,7 +504,9 @@ class Experiment:
             asked = any(h.status == "pending" for h in self._asked)
             known = self._fit.configs if self._fit is not None else {}
             active = [i for i, r in self._state.runs.items() if r.status in ACTIVE and i in known]
-            return not asked and not active
+            # Policies may clone when nothing is left to train.
+            undecided = self._fit is not None and self._fit.undecided
+            return not (asked or active or undecided)
 
         try:
             self._wait(done, timeout)

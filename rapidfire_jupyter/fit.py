@@ -3,8 +3,10 @@
 Everything here happens in the engine's thread, with every run parked. What it does becomes events.
 """
 
+import math
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor, Order
+from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.ops import Op, Verdict
+from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.training import checkpoints, messages, relief, trainers
 
@@ -40,6 +44,11 @@ class Fit:
         configs: Live configs of the runs, callables included, by run id.
         used_seconds: Training time had, for fair turns among experiments.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
+        oversight: Its policies and monitors; a later `run_fit` may give others.
+        ledger: What they know.
+        undecided: They have not looked at all that happened yet.
+        news: Something happened that policies decide on.
+        urgent: A loss is not finite: monitors look at the next boundary, not at the slice's end.
     """
 
     folder: Path
@@ -56,12 +65,20 @@ class Fit:
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
     disk_bytes: dict[int, int] = field(default_factory=dict)
+    oversight: Oversight = field(default_factory=Oversight)
+    ledger: Ledger = field(default_factory=Ledger)
+    undecided: bool = True
+    news: bool = True
+    urgent: bool = False
 
     def __post_init__(self) -> None:
         self.log.subscribe(self._follow)
 
     def _follow(self, event: Event) -> None:
         self.state = states.apply(self.state, event)
+        if event.kind == "logged" and event.run is not None and _is_lost(event.data["row"]):
+            self.urgent = True
+            self.executor.ask(event.run, True)
 
     def emit(
         self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any
@@ -246,3 +263,9 @@ class Fit:
             done = states.chunks_done(known.chunk_ends, step)
             before = states.chunks_done(known.chunk_ends, known.step)
             self.emit("advanced", run, step=step, chunks=done - before)
+
+
+def _is_lost(row: Mapping[str, Any]) -> bool:
+    """Whether a logged row shows weights that are no numbers. Any: numbers."""
+    loss = row.get("loss")
+    return isinstance(loss, float) and not math.isfinite(loss)

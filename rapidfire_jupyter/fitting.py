@@ -34,6 +34,7 @@ from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor
 from rapidfire_jupyter.fit import Fit, Pace
+from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.search import as_search
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.training import context, models, prepared, process, trainers
@@ -62,6 +63,7 @@ class Request:
     eval_rows: int
     isolation: str
     weight: float
+    oversight: Oversight
 
 
 def start(
@@ -111,6 +113,7 @@ def start(
         fresh, live = True, None
     if live is not None and not live.halted:
         _tell_if_paused(state)
+        engine().oversee(live, request.oversight)
         return live
     pace = Pace(
         request.slice_steps,
@@ -121,6 +124,7 @@ def start(
     )
     executor = LocalExecutor(folder, data, create_model, request.keep_checkpoints, log.append)
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
+    fit.oversight = request.oversight
     if fresh:
         print(search.describe())
         for note in (*notes, *findings):

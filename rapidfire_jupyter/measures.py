@@ -74,11 +74,15 @@ _MEASURED = (
 )
 
 
-def measured(events: Iterable[Event]) -> Measures:
-    """Read measures from the event log: `slice_ended` with what it carries, and `disk`."""
-    slices: list[Slice] = []
-    disk: list[Disk] = []
-    open_slice: tuple[int, float] | None = None
+def measured(events: Iterable[Event], before: Measures | None = None) -> Measures:
+    """Read measures from the event log: `slice_ended` with what it carries, and `disk`.
+
+    Args:
+        events: In order.
+        before: What the events before them gave.
+    """
+    before = before if before is not None else Measures()
+    slices, disk, open_slice = list(before.slices), list(before.disk), before.open_slice
     for event in events:
         data: Mapping[str, Any] = event.data  # Any: JSON values
         if event.kind == "slice_started" and event.run is not None:
@@ -93,7 +97,7 @@ def measured(events: Iterable[Event]) -> Measures:
             open_slice = None
         elif event.kind == "disk":
             disk.append(Disk(event.time, data["free_bytes"], data.get("needed_bytes", 0.0)))
-    return Measures(tuple(slices), tuple(disk), open_slice)
+    return Measures(tuple(slices), tuple(disk), open_slice, before.examples)
 
 
 def _leaves(event: Event, open_slice: tuple[int, float] | None) -> bool:

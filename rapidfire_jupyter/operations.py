@@ -1,16 +1,49 @@
-"""What each op does, once it is allowed: to the executor and the disk. Its event does the rest."""
+"""What each op does: judged, then done to the executor and the disk. Its event does the rest."""
 
+import time
 from typing import Any
 
 from rapidfire_jupyter import folders
 from rapidfire_jupyter.changes import modify, trains_longer
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
-from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.errors import OpError, RapidFireError
 from rapidfire_jupyter.fit import Fit
-from rapidfire_jupyter.ops import Op, Verdict
+from rapidfire_jupyter.ops import Op, OpHandle, Verdict, verdict
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.training import checkpoints, messages, warm
+
+
+def perform(fit: Fit, op: Op, handle: OpHandle, why: str = "") -> None:
+    """Do an op if it may act now, record what came of it, and tell who asked.
+
+    Args:
+        fit: The experiment.
+        op: What is asked, with the run it is about.
+        handle: The asker's end.
+        why: What the op was asked for; recorded if it acts.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    judged = verdict(fit.state, op, time.time())
+    if op.kind in ("clone", "resume") and op.run in fit.state.runs and op.run not in fit.configs:
+        reason = f"run {op.run} was cloned with a function; run its clone cell again first"
+        judged = Verdict("refused", reason)
+    data: dict[str, Any] = {}
+    if judged.outcome == "applied":
+        try:
+            judged, data = act(fit, op)
+        except RapidFireError as error:
+            judged = Verdict("refused", str(error))
+    if judged.outcome == "applied" and why:
+        judged = Verdict("applied", why)
+    run = fit.state.runs.get(op.run) if op.run is not None else None
+    step = data.pop("step", run.step if run else None)
+    fit.undecided = True
+    fit.record(op, judged, step, **data)
+    created = data.get("created") or data.get("existing")
+    handle.settle(judged.outcome, judged.reason, step, created["id"] if created else op.run)
 
 
 def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:

@@ -10,6 +10,7 @@ from rapidfire_jupyter.state import State, apply
 def opposite(events: Sequence[Event], by: str = "cell") -> Op | None:
     """The op that undoes the last one that a person asked for and that acted; None without one.
 
+    What the engine, a monitor or a policy did is left: a person overrules it by an op of their own.
     A delete can be undone for 30 seconds; whether it still can is judged when the op acts.
 
     Args:
@@ -19,9 +20,13 @@ def opposite(events: Sequence[Event], by: str = "cell") -> Op | None:
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
         acted = event.kind == "op" and event.data["outcome"] == "applied"
-        if acted and event.data["by"] != "engine":
+        if acted and not _is_automatic(str(event.data["by"])):
             return _opposite(event, events[:place], by)
     return None
+
+
+def _is_automatic(by: str) -> bool:
+    return by in ("engine", "monitor") or by.startswith("policy:")
 
 
 def _opposite(event: Event, before: Sequence[Event], by: str) -> Op:

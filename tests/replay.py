@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from rapidfire_jupyter.decisions import Memory, remember, to_dict
+from rapidfire_jupyter.decisions import Memory, remember, to_data
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.measures import Measures, Slice
 from rapidfire_jupyter.ops import verdict
@@ -195,8 +195,8 @@ class Replay:
         found = decide_all(
             self.policies, self.state, self.rows, self.memory, self.measures, self.seed
         )
-        for one in found:
-            self.emit("decision", None, **to_dict(one))
+        if found:
+            self.emit("decisions", None, **to_data(found))
         for one in found:
             if one.op is not None:
                 self.act(one.op)

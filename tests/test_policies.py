@@ -11,7 +11,7 @@ from replay import Replay, grid
 
 from rapidfire_jupyter.bandit import BanditBoost, beliefs
 from rapidfire_jupyter.breeding import RATE, CloneBest, cross
-from rapidfire_jupyter.decisions import Memory, Seen, recall, remember, to_dict, unanswered
+from rapidfire_jupyter.decisions import Memory, Seen, recall, remember, to_data, unanswered
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.halving import Halving, bands_of, rungs
@@ -754,7 +754,7 @@ def test_decisions_are_plain_data_and_read_as_lines():
 
     lines = [in_words(one) for one in found]
     assert all(one.op.by == f"policy:{one.policy}" for one in found if one.op)
-    assert json.loads(json.dumps([to_dict(one) for one in found]))[0]["op"] == {
+    assert json.loads(json.dumps(to_data(found)))["decisions"][0]["op"] == {
         "kind": "stop",
         "run": 3,
         "args": {},
@@ -769,8 +769,7 @@ def test_ops_that_a_dead_kernel_never_asked_for_are_found():
     for run in (1, 2, 3, 4):
         replay.train_chunk(run)
     found = decide(Halving(), replay.state, replay.rows)
-    for one in found:
-        replay.emit("decision", None, **to_dict(one))
+    replay.emit("decisions", None, **to_data(found))
 
     before = unanswered(replay.events)
     replay.act(before[0].op)

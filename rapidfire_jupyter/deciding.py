@@ -1,0 +1,184 @@
+"""Policies and monitors at work on a fit: what they find becomes events, what they ask for ops.
+
+Everything here happens in the engine's thread, with every run parked. Decisions taken together are
+one event, on disk before their first op: a kernel that dies in between leaves none half taken, and
+the next one asks for the ops that are missing. Their ops are ordinary ones, judged and recorded as
+a person's; `by` says whose they are.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rapidfire_jupyter import alerts, decisions, monitors, operations, policies, webhooks
+from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.decisions import Decision
+from rapidfire_jupyter.encoding import decode, encode
+from rapidfire_jupyter.errors import ConfigError, RapidFireError
+from rapidfire_jupyter.events import Event
+from rapidfire_jupyter.fit import Fit
+from rapidfire_jupyter.ops import Op, OpHandle, Verdict
+
+logger = logging.getLogger(__name__)
+
+MOST_ROUNDS = 20  # of decisions that follow from each other, in one go
+_NEWS = frozenset({"slice_ended", "run_completed", "run_failed", "op", "fit_started", "attached"})
+
+
+def look(fit: Fit) -> None:
+    """Let monitors and policies look at what is new, and do what they ask for.
+
+    A fault in one of them is told as an alert and ends its work in this kernel, not training.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    try:
+        _look(fit)
+    except OSError:
+        raise
+    except Exception as error:  # ours, or a value that nobody thought of
+        logger.exception("policies and monitors are off")
+        fit.oversight = replace(fit.oversight, policies=(), monitors=())
+        what = f"policies and monitors failed ({type(error).__name__}: {error})"
+        fit.emit("alert", text=f"{what}; they are off in this kernel, training goes on")
+    fit.undecided = False
+
+
+def watch(fit: Fit) -> None:
+    """Let monitors look at what is new; the first remedy of an automatic alert is done at once."""
+    fit.urgent = False
+    known = fit.ledger
+    events = fit.log.since(known.next_seq)
+    known.read(events)
+    fit.news = fit.news or any(event.kind in _NEWS for event in events)
+    changed = {e.run for e in events if e.kind in ("logged", "slice_ended") and e.run is not None}
+    runs = {i: fit.state.runs[i] for i in sorted(changed) if i in fit.state.runs}
+    part = replace(fit.state, runs=runs)
+    now = time.time()
+    found = monitors.look(fit.oversight.monitors, part, known.rows, known.measures, now)
+    for alert in monitors.new(found, known.told):
+        _raise(fit, alert)
+
+
+def _raise(fit: Fit, alert: alerts.Alert) -> None:
+    data = alerts.to_dict(alert)
+    fit.emit("alert", alert.run, sync=alert.automatic, **data)
+    told = {"experiment": fit.folder.name, "run": alert.run, **data}
+    webhooks.tell(fit.oversight.listeners, told, lambda text: _note(fit, text))
+    if alert.automatic:
+        _perform(fit, alerts.op_of(alert, 0, by="monitor"), alert.text)
+
+
+def _note(fit: Fit, text: str) -> None:
+    try:
+        fit.emit("note", text=text)
+    except (OSError, RapidFireError):  # the experiment has ended, or its disk is full
+        logger.warning(text)
+
+
+def _look(fit: Fit) -> None:
+    if not fit.ledger.next_seq:
+        _ask_again(fit)
+    watch(fit)
+    rounds = 0
+    while fit.news and fit.oversight.policies and rounds < MOST_ROUNDS:
+        fit.news = bool(_decide(fit))
+        rounds += 1
+        fit.ledger.read(fit.log.since(fit.ledger.next_seq))
+    fit.news = False
+
+
+def _decide(fit: Fit) -> list[Decision]:
+    overseen, known = fit.oversight, fit.ledger
+    state, memory = fit.state, known.memory
+    if overseen.dry_run:
+        memory = known.rehearsed
+        state = policies.after(state, rehearsed(fit.log.events))
+    seed = int((state.fit or {}).get("seed", 0))
+    found = policies.decide_all(overseen.policies, state, known.rows, memory, known.measures, seed)
+    found = [one for one in found if not _is_old(one, memory)]
+    if found:
+        fit.emit("decisions", sync=True, **decisions.to_data(found, overseen.dry_run))
+    if not overseen.dry_run:
+        _perform_all(fit, found)
+    return found
+
+
+def _perform_all(fit: Fit, taken: Iterable[Decision]) -> None:
+    """Ask for the ops of decisions; none stops to make room for clones that cannot be made."""
+    cloned: dict[tuple[str, str], bool] = {}
+    for one in taken:
+        if one.op is None:
+            continue
+        place = one.policy, one.key
+        if one.op.kind == "stop" and not cloned.get(place, True):
+            why = "none of the clones that it was to make room for could be made"
+            known = fit.state.runs.get(one.op.run or 0)
+            fit.record(one.op, Verdict("refused", why), known.step if known else None)
+            continue
+        handle = _perform(fit, one.op, one.reason)
+        if one.op.kind == "clone":
+            cloned[place] = cloned.get(place, False) or handle.status != "refused"
+
+
+def _is_old(one: Decision, memory: decisions.Memory) -> bool:
+    """Whether it was taken before: its op was refused then, and would be again."""
+    runs = one.runs or (None,)
+    return all(decisions.decided(memory, one.policy, one.key, run) for run in runs)
+
+
+def rehearsed(events: Iterable[Event]) -> list[Decision]:
+    """What was decided in dry runs."""
+    return [
+        one
+        for event in events
+        if decisions.is_decision(event) and event.data["dry_run"]
+        for one in decisions.of_event(event)
+    ]
+
+
+def _ask_again(fit: Fit) -> None:
+    """Do what an earlier kernel decided or was to do, and died before."""
+    events = fit.log.since(0)
+    if fit.oversight.policies and not fit.oversight.dry_run:
+        _perform_all(fit, decisions.unanswered(events))
+    for event in _unremedied(events):
+        _, kind, args = event.data["remedies"][0]
+        _perform(fit, Op(kind, event.run, args, by="monitor"), event.data["text"])
+
+
+def _unremedied(events: Iterable[Event]) -> list[Event]:
+    """Automatic alerts whose remedy was never asked for."""
+    waiting: dict[int | None, Event] = {}
+    for event in events:
+        if event.kind == "alert" and event.data.get("automatic"):
+            waiting[event.run] = event
+        elif event.kind == "op" and event.data.get("by") == "monitor":
+            waiting.pop(event.run, None)
+    return list(waiting.values())
+
+
+def _perform(fit: Fit, op: Op, why: str) -> OpHandle:
+    if op.kind == "clone":
+        op = replace(op, args={**op.args, "changes": _live(fit, op.args["changes"])})
+    handle = OpHandle(op)
+    operations.perform(fit, op, handle, why)
+    return handle
+
+
+def _live(fit: Fit, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes as they were before they were written down. Any: hyperparameter values.
+
+    Functions are those of the live config that has them.
+    """
+    found = {}
+    for name, value in changes.items():
+        try:
+            found[name] = decode(value, name)
+        except ConfigError:
+            own = (flatten(config).get(name) for config in fit.configs.values())
+            found[name] = next((v for v in own if encode(v) == encode(value)), value)
+    return found

@@ -1,0 +1,273 @@
+"""Policies and monitors at work on real training: their ops, crashes, people, dry runs."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from oracle import assert_same, sliced
+
+from rapidfire_jupyter import (
+    CloneBest,
+    Experiment,
+    Halving,
+    Phase,
+    RFGridSearch,
+    RFLoraConfig,
+    RFModelConfig,
+    RFSFTConfig,
+    Threshold,
+)
+from rapidfire_jupyter.choices import List
+from rapidfire_jupyter.decisions import of_event
+from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.ledger import Ledger
+from rapidfire_jupyter.policies import decide_all
+from rapidfire_jupyter.state import State, apply
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
+RATES = [3e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+
+
+def grid(rates=RATES, **given):
+    args = {"per_device_train_batch_size": 4, "logging_steps": 1, "num_train_epochs": 2, **given}
+    config = RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]),
+        training_args=RFSFTConfig(learning_rate=List(rates), **args),
+    )
+    return RFGridSearch(config, "SFT")
+
+
+def cells(exp, search=None, policies=(), rows=48, wait=True, **given):
+    """The notebook: a grid of tiny runs with policies, until nothing is left to train."""
+    exp.run_fit(
+        search or grid(),
+        tiny.create_model,
+        tiny.sft_rows(rows),
+        tiny.sft_rows(rows + 12)[rows:],
+        num_chunks=4,
+        policies=list(policies),
+        **given,
+    )
+    return exp.wait(300) if wait else exp
+
+
+def ops(exp, by="policy:"):
+    return [e for e in exp.events if e.kind == "op" and e.data["by"].startswith(by)]
+
+
+def replayed(exp):
+    """The decisions of an experiment, taken anew from what was known at each."""
+    state, ledger = State(), Ledger()
+    found = []
+    for event in exp.events:
+        if event.kind == "decisions":
+            policies = exp._fit.oversight.policies
+            new = decide_all(policies, state, ledger.rows, ledger.memory, ledger.measures, 42)
+            found.append(([(d.policy, d.key, d.op, d.reason) for d in new], event))
+        state = apply(state, event)
+        ledger.read([event])
+    return found
+
+
+def test_halving_stops_the_losers_of_a_real_grid_and_the_winner_finishes(experiment):
+    exp = cells(experiment(), policies=[Halving(eta=2)])
+
+    stopped = [run.id for run in exp.runs if run.status == "stopped"]
+    done = [run for run in exp.runs if run.status == "completed"]
+    finals = {run.id: run.rows[-2].get("eval_loss") for run in done}
+    assert len(stopped) >= 3 and {1, 2} <= set(stopped)
+    assert {e.run for e in ops(exp) if e.data["kind"] == "stop"} == set(stopped)
+    assert all("eval_loss" in e.data["reason"] for e in ops(exp))
+    assert all(exp.state.runs[i].step < exp.state.runs[i].total_steps for i in stopped)
+    assert done and all(finals)
+    for again, event in replayed(exp):
+        assert again == [(d.policy, d.key, d.op, d.reason) for d in of_event(event)]
+
+
+def test_a_person_who_resumes_a_stopped_run_overrules_the_policy(experiment):
+    exp = cells(experiment(), policies=[Halving(eta=2)])
+    run = next(e.run for e in ops(exp))
+
+    exp.resume(run).wait(30)
+    exp.wait(120)
+
+    assert exp.run(run).status == "completed"
+    assert len([e for e in ops(exp) if e.run == run]) == 1
+
+
+def test_undo_takes_back_what_a_person_did_and_leaves_what_policies_did(experiment):
+    exp = experiment()
+    cells(exp, grid(RATES[:4]), [Halving(eta=2)], wait=False)
+    exp.boost(4, 3).wait(60)
+    exp.wait(120)
+
+    undone = exp.undo().op
+
+    assert ops(exp) and (undone.kind, undone.run) == ("undo", None)
+    exp.wait(30)
+    taken = exp.events[-1].data
+    assert (taken["kind"], taken["args"], exp.events[-1].run) == ("boost", {"weight": 1.0}, 4)
+
+
+def test_a_dry_run_tells_what_would_be_done_and_does_nothing(experiment):
+    exp = cells(experiment(), policies=[Halving(eta=2)], dry_run=True)
+    told = exp.decisions()
+
+    assert all(run.status == "completed" for run in exp.runs)
+    assert ops(exp) == []
+    assert told.dry_run.all() and (told.op == "stop").sum() >= 3
+    assert not told[told.op == "stop"].run.duplicated().any()
+
+
+def test_what_was_decided_in_a_dry_run_does_not_bind_the_policies_later(experiment):
+    exp = experiment()
+    cells(exp, grid(RATES[1:3]), [Threshold(limit=0.1, keep_best=False)], dry_run=True, wait=False)
+    exp._wait(lambda: len(exp.decisions()) > 0, 60)
+
+    cells(exp, grid(RATES[1:3]), [Threshold(limit=0.1, keep_best=False)])
+
+    assert {run.status for run in exp.runs} == {"stopped"}
+
+
+def test_runs_go_on_where_the_clones_that_would_replace_them_cannot_be_made(experiment):
+    exp = experiment()
+    impossible = {"name": "long", "clone": {"changes": {"max_steps": 10**9}}}
+    phases = [{"name": "short", "until": 0.5}, impossible]
+
+    cells(exp, grid([1e-2, 3e-2]), phases=phases)
+
+    refused = [(e.data["kind"], e.data["outcome"]) for e in ops(exp)]
+    assert ("clone", "refused") in refused and ("stop", "refused") in refused
+    assert {run.status for run in exp.runs} == {"completed"}
+
+
+def test_run_all_attaches_and_policies_act_once(experiment):
+    exp = experiment()
+    cells(exp, policies=[Halving(eta=2)], wait=False)
+    cells(exp, policies=[Halving(eta=2)])
+    once = [(e.run, e.data["kind"]) for e in ops(exp)]
+
+    cells(exp, policies=[Halving(eta=2)])
+
+    assert [(e.run, e.data["kind"]) for e in ops(exp)] == once == list(dict.fromkeys(once))
+
+
+PHASES = [
+    Phase("screening", rules=(Threshold(limit=5.797, after=1),), until=0.5),
+    Phase(
+        "refine",
+        until=0.75,
+        clone=CloneBest(top=2, spread=0.2, changes={"training_args.max_grad_norm": 1.0}),
+    ),
+    Phase("final", clone=CloneBest(top=1, spread=0, warm=False)),
+]
+
+
+def test_phases_screen_clone_the_best_and_train_the_winner_alone(experiment):
+    exp = cells(experiment(), grid([3e-5, 1e-2, 3e-2, 5e-2]), phases=PHASES)
+
+    runs = list(exp.state.runs.values())
+    screened = [r for r in runs if r.parent is None]
+    refined = [r for r in runs if r.warm]
+    final = [r for r in runs if r.parent is not None and not r.warm]
+    assert len(screened) == len(refined) == 4 and len(final) == 1
+    assert [r.status for r in runs] == ["stopped"] * 8 + ["completed"]
+    assert screened[0].step == 3 and screened[2].step == screened[3].step == 12
+    assert {r.step for r in refined} == {18}
+    assert all(r.changes["training_args.max_grad_norm"] == 1.0 for r in refined)
+    assert sorted({r.parent for r in refined}) == [3, 4] and final[0].parent in {5, 6, 7, 8}
+
+
+# ---- crashes ----
+
+
+def _child(root, path, count):
+    sys.path[:] = path
+    import torch
+
+    torch.set_num_threads(1)
+    from rapidfire_jupyter import operations
+
+    before, seen = operations.act, 0
+
+    def act(fit, op):
+        nonlocal seen
+        if op.by.startswith("policy:"):
+            seen += 1
+            if seen == count:
+                Path(root, "reached").write_text(str(op))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return before(fit, op)
+
+    operations.act = act
+    exp = Experiment("exp", root=root)
+    cells(exp, policies=[Halving(eta=2), CloneBest(top=1, at=(0.5,))])
+    exp.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The same cells, never interrupted."""
+    import torch
+
+    torch.set_num_threads(1)
+    exp = Experiment("exp", root=tmp_path_factory.mktemp("whole"))
+    cells(exp, policies=[Halving(eta=2), CloneBest(top=1, at=(0.5,))])
+    yield exp
+    exp.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_killed_between_a_decision_and_its_ops_the_next_kernel_does_them_once(
+    tmp_path, undisturbed, count
+):
+    process = _context.Process(target=_child, args=(str(tmp_path), sys.path, count))
+    process.start()
+    process.join(240)
+
+    exp = Experiment("exp", root=tmp_path)
+    cells(exp, policies=[Halving(eta=2), CloneBest(top=1, at=(0.5,))])
+
+    assert (tmp_path / "reached").exists() and process.exitcode == -signal.SIGKILL
+    told = [(e.data["kind"], e.run, e.data["args"]) for e in ops(exp)]
+    assert told == [(e.data["kind"], e.run, e.data["args"]) for e in ops(undisturbed)]
+    assert [r.status for r in exp.runs] == [r.status for r in undisturbed.runs]
+    for run, whole in zip(exp.runs, undisturbed.runs, strict=True):
+        if run.status == "completed":
+            assert_same(sliced(run), sliced(whole), run.name)
+    exp.end()
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"policies": "halvin"}, "policies has no 'halvin'; did you mean 'halving'?"),
+        ({"policies": [{"threshold": {"limt": 2}}]}, "Threshold has no setting 'limt'; did you"),
+        ({"policies": [{"halving": {"eta": "x"}}]}, "Halving: '>' not supported"),
+        ({"policies": ["halving", "halving"]}, "policies need names of their own"),
+        ({"policies": [3]}, "policies takes Halving, Threshold"),
+        ({"monitors": ["spikes"]}, "monitors has no 'spikes'; did you mean 'spike'?"),
+        ({"phases": [{"name": "a", "until": 2}]}, "until of phase 'a' must be over 0"),
+        ({"dry_run": 1}, "dry_run must be True or False, got 1"),
+        ({"on_alert": "ftp://x"}, "on_alert takes a function f(alert) or an http(s) URL"),
+        (
+            {"policies": [CloneBest(changes={"formatting_func": print})]},
+            "formatting_func must be a value that can be written down",
+        ),
+    ],
+)
+def test_wrong_policies_are_refused_in_the_cell(experiment, given, said):
+    with pytest.raises(ConfigError) as caught:
+        experiment().run_fit(grid(), tiny.create_model, tiny.sft_rows(8), **given)
+
+    assert said in str(caught.value) and "\n" not in str(caught.value)
