@@ -370,8 +370,13 @@ class Engine:
 
     def _halt(self, fit: Fit, error: Exception) -> None:
         """Stop training an experiment whose disk fails; no run is marked: it can be recovered."""
+        if fit.halted:
+            return
         if isinstance(error, OSError):
-            what = f"the experiment's disk failed ({error}); free space or repair it"
+            what = (
+                f"the experiment's disk failed ({error}); free space (delete(run) frees that of a "
+                "run) or repair it"
+            )
         else:
             what = f"training stopped at a fault of the engine ({type(error).__name__}: {error})"
             logger.error("engine fault", exc_info=error)
@@ -386,7 +391,7 @@ class Engine:
     # ---- ops ----
 
     def _do(self, fit: Fit, op: Op, handle: OpHandle) -> None:
-        if fit.halted or fit not in self._fits:
+        if (fit.halted and op.kind != "delete") or fit not in self._fits:
             handle.settle(
                 "refused",
                 fit.halted or "the experiment has ended; run_fit opens it again",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import findings, folders, front_ends, showing, state
+from rapidfire_jupyter import findings, folders, front_ends, showing, state, storage
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
@@ -74,6 +74,7 @@ class Experiment:
         self._ended: Fit | None = None  # its functions still load models
         self._asked: list[OpHandle] = []
         self._panel: Panel | None = None
+        self._shown_in: int | None = None  # number of the cell that run_fit showed the panel under
         self._fitting = threading.Lock()  # one run_fit at a time
         self._open_log(self._lock.acquire())
 
@@ -226,9 +227,17 @@ class Experiment:
             oversight=oversight,
         )
         with self._fitting:
-            self._fit = fitting.start(
-                self.name, self.folder, self._log, self._state, self._fit, request
-            )
+            try:
+                self._fit = fitting.start(
+                    self.name, self.folder, self._log, self._state, self._fit, request
+                )
+            except OSError as error:
+                if error.errno not in storage.DISK_ERRORS:
+                    raise
+                raise ExperimentError(
+                    f"the disk of {self.folder} is full or failing ({error.strerror}); free space, "
+                    "then run this cell again"
+                ) from error
         if panel:
             showing.show_in_notebook(self)
         if block:
@@ -555,6 +564,14 @@ class Experiment:
         with _open_lock:
             _open.pop(self.folder, None)
         showing.bring_up_to_date(self)
+
+    def _ipython_display_(self) -> None:
+        """As the last line of a cell: the runs, unless this very cell shows the panel."""
+        if not showing.is_shown_in_this_cell(self):
+            from IPython.display import display
+
+            shown = {"text/plain": repr(self), "text/html": self.runs._repr_html_()}
+            display(shown, raw=True)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name!r} {self.status}>\n{self.runs!r}"

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rapidfire_jupyter import isolation, storage
+from rapidfire_jupyter import folders, isolation, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data.check import check_data
@@ -333,8 +333,8 @@ def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, 
         return plan, []
     largest = max(_rows_per_step(c) for c in configs)
     note = (
-        f"{asked} chunks of {rows} rows would be smaller than one optimizer step of "
-        f"{largest} rows: using {steps} chunk{'s' if steps != 1 else ''}"
+        f"num_chunks={asked}: an epoch of {rows} rows has only {steps} optimizer "
+        f"step{'s' if steps != 1 else ''} of {largest} rows, so it is cut into {steps}"
     )
     return make_plan(rows, request.seed, steps, None), [note]
 
@@ -450,6 +450,7 @@ def _attach(fit: Fit, log: EventLog) -> None:
             print(
                 f"run {number} was cloned with a function: run its clone cell again to let it go on"
             )
+    folders.settle_trash(fit.folder, fit.state)
     log.append("attached", sync=True)
     now = _versions()
     moved = {k: v for k, v in differences(stored["versions"], now).items()}

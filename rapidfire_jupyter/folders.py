@@ -122,6 +122,16 @@ def from_trash(folder: Path, run: int) -> None:
         storage.rename(source, run_dir(folder, run))
 
 
+def settle_trash(folder: Path, state: State) -> None:
+    """Put folders where the log says they are: a crash came between a move and its event."""
+    for run in state.runs.values():
+        own, trashed = run_dir(folder, run.id), folder / "trash" / str(run.id)
+        if run.status == "deleted" and own.exists():
+            to_trash(folder, run.id)
+        elif run.status != "deleted" and trashed.exists() and not own.exists():
+            from_trash(folder, run.id)
+
+
 def deletable(folder: Path, state: State) -> list[Run]:
     """Deleted runs whose folder is still in the trash."""
     deleted = [r for r in state.runs.values() if r.status == "deleted"]

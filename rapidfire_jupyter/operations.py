@@ -62,14 +62,26 @@ def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         return done, {"weight": float(op.args["weight"])}
     if op.kind == "delete":
         assert op.run is not None
-        step = fit.checkpoint_and_close(op.run)
-        folders.to_trash(fit.folder, op.run)
-        return done, {"step": step}
+        return done, {"step": _delete(fit, op.run)}
     if op.kind == "undelete":
         assert op.run is not None
         folders.from_trash(fit.folder, op.run)
         fit.prepared.discard(op.run)
     return done, {}
+
+
+def _delete(fit: Fit, run: int) -> int:
+    """Put a run's folder into the trash; where the disk is full it goes at once, to free space."""
+    full = bool(fit.halted)
+    try:
+        step = fit.checkpoint_and_close(run)
+    except OSError:
+        full, step = True, fit.state.runs[run].step
+        fit.executor.close(run)
+    folders.to_trash(fit.folder, run)
+    if full:
+        folders.remove_from_trash(fit.folder, run)
+    return step
 
 
 def _resume(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:

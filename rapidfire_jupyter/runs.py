@@ -258,13 +258,18 @@ class RunTable:
                         ): run.config.get(n)
                         for n in varying
                     },
+                    "error": run.error[:100] or None,
                 }
             )
         table = pd.DataFrame(rows)
         for column in ("of", "parent"):
             if column in table:
                 table[column] = table[column].astype("Int64")
-        empty = [c for c in ("parent", "loss", "eval_loss") if c in table and table[c].isna().all()]
+        empty = [
+            c
+            for c in ("parent", "error", "loss", "eval_loss")
+            if c in table and table[c].isna().all()
+        ]
         return table.drop(columns=empty).set_index("id") if len(table) else table
 
     def __repr__(self) -> str:

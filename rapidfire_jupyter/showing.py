@@ -41,11 +41,18 @@ def show_in_notebook(exp: "Experiment") -> None:
 
         try:
             display(exp.panel())  # type: ignore[no-untyped-call]
+            exp._shown_in = shell.execution_count
         except Exception as error:  # it trains already: that a view is missing must not stop it
             warnings.warn(
                 f"the panel cannot be shown ({error!r}); training goes on, see exp.runs",
                 stacklevel=3,
             )
+
+
+def is_shown_in_this_cell(exp: "Experiment") -> bool:
+    """Whether the cell that runs shows the panel already."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and exp._shown_in == shell.execution_count
 
 
 def bring_up_to_date(exp: "Experiment") -> None:

@@ -4,12 +4,16 @@ Each operation announces itself to `watcher` before and after it happens. Nothin
 sets it; the crash tests do, to kill the process at each point and to know what was not yet fsynced.
 """
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# How a disk says that it is full or failing.
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 
 Watcher = Callable[[str, Path], None]
 

@@ -1,5 +1,6 @@
 """Nothing is lost: killed at any point, the same cells end where an uninterrupted run ends."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -340,3 +341,89 @@ def test_what_a_crash_left_of_a_warm_clone_does_not_stop_the_next_one(tmp_path, 
     exp.wait(60)
 
     assert clone.run_id == 2 and exp.run(2).status == "completed"
+
+
+def _no_space(part):
+    """A disk that takes nothing more under paths that hold `part`; give it to storage.watcher."""
+
+    def watch(point, path):
+        if point in ("append:before", "fsync:before", "write:before") and part in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return watch
+
+
+def test_a_run_can_be_deleted_on_a_full_disk_which_frees_its_space(tmp_path, monkeypatch):
+    from rapidfire_jupyter import storage
+
+    exp = Experiment("exp", root=tmp_path)
+    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+    exp._wait(lambda: all(run.facts.step for run in exp.runs), 60)
+    exp.pause_all().wait(30)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "watcher", _no_space("checkpoint"))
+        deleted = exp.delete(1).wait(30)
+        folders = [(tmp_path / "exp" / name / "1").exists() for name in ("runs", "trash")]
+    exp.resume_all()
+    exp.wait(60)
+
+    assert deleted.status == "applied" and folders == [False, False]
+    assert [run.status for run in exp.runs] == ["deleted", "completed"]
+    exp.end()
+
+
+def test_a_run_can_be_deleted_after_a_full_disk_has_stopped_training(tmp_path, monkeypatch):
+    from rapidfire_jupyter import storage
+    from rapidfire_jupyter.errors import ExperimentError, OpError
+
+    exp = Experiment("exp", root=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "watcher", _no_space("checkpoint"))
+        exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+        with pytest.raises(ExperimentError, match=r"No space left.*delete\(run\)"):
+            exp.wait(60)
+        with pytest.raises(OpError, match="disk failed"):
+            exp.stop(2).wait(30)
+        deleted = exp.delete(1).wait(30)
+    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+    exp.wait(60)
+
+    assert deleted.status == "applied"
+    assert [run.status for run in exp.runs] == ["deleted", "completed"]
+    exp.end()
+
+
+def test_a_full_disk_refuses_run_fit_in_one_line_and_the_cell_works_later(tmp_path, monkeypatch):
+    from rapidfire_jupyter import storage
+    from rapidfire_jupyter.errors import ExperimentError
+
+    exp = Experiment("exp", root=tmp_path)
+    for part in ("experiment.json", "events.jsonl"):
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "watcher", _no_space(part))
+            with pytest.raises(ExperimentError, match=r"full or failing.*free space"):
+                exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+    exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
+    exp.wait(60)
+
+    assert [run.status for run in exp.runs] == ["completed"] * 2
+    exp.end()
+
+
+def test_a_crash_between_moving_a_folder_and_its_event_leaves_nothing_lost(tmp_path, whole):
+    exp = cells(tmp_path, end=False)
+    exp.delete(3).wait(30)
+    exp.end()
+    here = tmp_path / "exp"
+    os.rename(here / "trash" / "3", here / "runs" / "3")  # its undelete was not recorded
+    os.rename(here / "runs" / "1", here / "trash" / "1")  # nor the delete of run 1
+
+    again = Experiment("exp", root=tmp_path)
+    data = (tiny.sft_rows(12), tiny.sft_rows(24)[20:])
+    again.run_fit(configs(), tiny.create_model, *data, num_chunks=3)
+    again.wait(60)
+
+    assert [run.status for run in again.runs] == ["completed", "completed", "deleted"]
+    assert_same(sliced(again.run(1)), whole[1][0], "run 1")
+    assert not (here / "runs" / "3").exists() and not (here / "trash" / "1").exists()
+    again.end()

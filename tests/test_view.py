@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from rapidfire_jupyter import verbs
 from rapidfire_jupyter.state import Run, history
-from rapidfire_jupyter.ui import device
-from rapidfire_jupyter.ui.curves import MOST_ROWS, Point, pack, quotas, thin, thin_all, unpack
+from rapidfire_jupyter.ui import device, panel
+from rapidfire_jupyter.ui.curves import (
+    LEAST_ROWS,
+    MOST_ROWS,
+    Point,
+    pack,
+    quotas,
+    thin,
+    thin_all,
+    unpack,
+)
 from rapidfire_jupyter.ui.delta import Known, all_known, changes
 from rapidfire_jupyter.ui.eta import etas
 from rapidfire_jupyter.ui.fold import Fold
@@ -361,7 +370,7 @@ def test_a_snapshot_has_at_most_its_rows_and_every_run_its_share(counts):
     found = quotas(counts, dict.fromkeys(counts, 6.0))
 
     assert sum(found.values()) <= MOST_ROWS
-    assert all(found[i] >= min(counts[i], 200) for i in counts)
+    assert all(found[i] >= min(counts[i], LEAST_ROWS) for i in counts)
     if sum(counts.values()) <= MOST_ROWS:
         assert found == counts
 
@@ -373,8 +382,10 @@ def test_a_snapshot_of_48_runs_is_small(tmp_path):
 
     message, numbers = snapshot(fold(log), RUNNING, 0, 9.0)
 
-    assert len(json.dumps(message)) + len(numbers) <= 400_000
-    assert all(len(p) >= 200 for p in unpack(message["blocks"], numbers).values())
+    scripts = len(panel._ESM.encode()) + len(panel._CSS.encode())
+    size = scripts + len(json.dumps(message)) + len(numbers)
+    assert size <= 400_000, (scripts, size)
+    assert all(len(p) >= LEAST_ROWS for p in unpack(message["blocks"], numbers).values())
 
 
 def test_few_points_are_not_thinned(tmp_path):

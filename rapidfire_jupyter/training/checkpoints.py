@@ -7,7 +7,6 @@ manifest with the digests is written last: a folder without a manifest that fits
 Any: trainers, and the states that they and torch give.
 """
 
-import errno
 import json
 import os
 import queue
@@ -27,7 +26,6 @@ MANIFEST = "rapidfire_manifest.json"
 EXTRA = "trainer_extra.json"
 STAGING = "staging"
 FINAL = "final"
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 _NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
 
 # What decides the numbers after a restart and is in no file of Hugging Face's checkpoint.

@@ -593,6 +593,6 @@ def _failure(error: BaseException) -> Failed:
     except BaseException:  # its own __str__ fails
         message = f"{type(error).__name__} without a message"
     first = message.splitlines()[0]
-    storage = isinstance(error, OSError) and error.errno in checkpoints.DISK_ERRORS
+    of_disk = isinstance(error, OSError) and error.errno in storage.DISK_ERRORS
     line = first if isinstance(error, RapidFireError) else f"{type(error).__name__}: {first}"
-    return Failed(line, text.getvalue(), storage, ran_out)
+    return Failed(line, text.getvalue(), of_disk, ran_out)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from rapidfire_jupyter.ui.wire import Block
 
-MOST_ROWS = 12_000  # of all runs together, in a snapshot
-LEAST_ROWS = 200  # of each run, as long as MOST_ROWS allows it
-MOST_NUMBERS = 80_000  # of all runs together: 320 KB
+MOST_ROWS = 6_000  # of all runs together, in a snapshot
+LEAST_ROWS = 100  # of each run, as long as MOST_ROWS allows it
+MOST_NUMBERS = 36_000  # of all runs together: 144 KB; with the scripts less than 400 KB
 _NO_METRICS = frozenset({"step", "epoch"})
 
 

@@ -188,7 +188,18 @@ def open_notebook(page: Any, lab: Lab, name: str, cells: list[str]) -> None:
         },
     )
     nbformat.write(notebook, lab.folder / name)
-    command(page, "docmanager:open", path=name)
+    page.evaluate(
+        """async path => {
+          const widget = await window.jupyterapp.commands.execute('docmanager:open', {path});
+          await widget.context.ready;
+          await widget.sessionContext.ready;
+          window.jupyterapp.shell.activateById(widget.id);
+        }""",
+        name,
+    )
+    page.wait_for_function(
+        "path => window.jupyterapp.shell.currentWidget?.context?.path === path", arg=name
+    )
     kernel_ready(page)
 
 

@@ -341,7 +341,6 @@ for name, rates in (("first", [1e-2]), ("second", [1e-2, 1e-3])):
 """
 
 
-@pytest.mark.skip(reason="its cell does not always end in the page within two minutes")
 def test_the_notebook_in_front_comes_first_and_failures_are_one_notification(training, lab):
     page = training
     start(page, lab, "fails", FAILS)
