@@ -6,6 +6,7 @@ and hands the training to the process's engine. Nothing here waits for training 
 
 import contextlib
 import inspect
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from rapidfire_jupyter.data.balance import Balance
     from rapidfire_jupyter.fit import Fit
     from rapidfire_jupyter.ui.panel import Panel
 
@@ -132,6 +134,8 @@ class Experiment:
         checkpoint_seconds: float = 300.0,
         keep_checkpoints: int = 2,
         eval_rows: int = 64,
+        strategy: Literal["shuffle", "stratified", "auto"] = "shuffle",
+        stratify: str | None = None,
         isolation: Literal["mark", "cells"] = "mark",
         weight: float = 1.0,
         policies: Any = None,
@@ -162,6 +166,10 @@ class Experiment:
             checkpoint_seconds: Longest training that a crash may lose, if a chunk is longer.
             keep_checkpoints: Newest checkpoints kept of each run, besides its best one.
             eval_rows: Rows of eval_dataset evaluated at chunk ends, evenly picked; 0 for all.
+            strategy: Order of rows. "shuffle" is plain TRL's; "stratified" gives each chunk its
+                share of short and long rows, and of the values of `stratify`; "auto" does so if a
+                shuffled chunk differs from the whole by more than chance.
+            stratify: A column of train_dataset for strategy "stratified" or "auto".
             isolation: "mark" goes on while cells run and marks a run in `run.exact` if a cell may
                 have drawn from its random stream; "cells" pauses while a cell runs (at most 2 s).
             weight: Share of training time among experiments of this kernel.
@@ -225,6 +233,8 @@ class Experiment:
             isolation=isolation,
             weight=weight,
             oversight=oversight,
+            strategy=strategy,
+            stratify=stratify,
         )
         with self._fitting:
             try:
@@ -306,6 +316,20 @@ class Experiment:
     def events(self) -> list[Event]:
         """Everything that happened, in order."""
         return self._log.since(0)
+
+    def chunks(self) -> "Balance":
+        """How alike the chunks of the training data are; `.figure()` draws it.
+
+        Raises:
+            OpError: Nothing was trained yet, or on a stream, whose chunks are shares of steps.
+        """
+        from rapidfire_jupyter import fitting
+        from rapidfire_jupyter.data.balance import Balance
+
+        file = self.folder / fitting.CHUNKS
+        if not file.exists():
+            raise OpError("chunks are measured when run_fit begins, on data that is no stream")
+        return Balance.of(json.loads(file.read_text(encoding="utf-8")))
 
     def run(self, run_id: int) -> "RunView":
         """The run with this id.

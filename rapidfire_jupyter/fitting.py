@@ -16,13 +16,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from rapidfire_jupyter import folders, isolation, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
+from rapidfire_jupyter.data.balance import Balance, Strategy, balanced
 from rapidfire_jupyter.data.check import check_data
 from rapidfire_jupyter.data.formatting import first_rows
 from rapidfire_jupyter.data.mapping import chat_template
@@ -40,6 +41,7 @@ from rapidfire_jupyter.state import State
 from rapidfire_jupyter.training import context, models, prepared, process, trainers
 
 EXIT_SECONDS = 3.5
+CHUNKS = "chunks.json"  # in the experiment folder: the balance of its chunks
 TRIED_ROWS = 20  # on which a formatting_func is tried before training
 _VERSIONED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
@@ -64,6 +66,8 @@ class Request:
     isolation: str
     weight: float
     oversight: Oversight
+    strategy: Any
+    stratify: str | None
 
 
 def start(
@@ -94,6 +98,7 @@ def start(
     findings = _check_data(configs, train, evaluation, create_model)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
+    plan, chunks = _balanced(request, plan, train)
     for number, config in enumerate(configs, start=1):
         try:
             trainers.check_length(config, plan)
@@ -127,8 +132,10 @@ def start(
     fit.oversight = request.oversight
     if fresh:
         print(search.describe())
-        for note in (*notes, *findings):
+        for note in (*notes, *findings, *_uneven(chunks)):
             print(note)
+        if chunks is not None:
+            storage.write_json(folder / CHUNKS, chunks.to_dict())
         storage.write_json(
             folder / "experiment.json", {"name": name, **facts, "versions": _versions()}
         )
@@ -339,6 +346,33 @@ def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, 
     return make_plan(rows, request.seed, steps, None), [note]
 
 
+def _balanced(request: Request, plan: Any, train: Any) -> tuple[Any, Balance | None]:
+    """The plan in the order asked for, and how alike its chunks are; a stream has no such order."""
+    if request.strategy not in get_args(Strategy):
+        raise ConfigError(
+            f"strategy must be one of {', '.join(get_args(Strategy))}, got {request.strategy!r}"
+        )
+    if request.strategy == "shuffle" and request.stratify is not None:
+        raise ConfigError(f'stratify={request.stratify!r} needs strategy="stratified" or "auto"')
+    if not hasattr(train, "__len__"):
+        if request.strategy != "shuffle":
+            raise ConfigError(
+                f"strategy={request.strategy!r} needs all rows at hand, got a stream; leave it out"
+            )
+        return plan, None
+    return balanced(train, plan, request.strategy, request.stratify)
+
+
+def _uneven(chunks: Balance | None) -> list[str]:
+    if chunks is None or not chunks.uneven:
+        return []
+    numbers = ", ".join(map(str, chunks.uneven[:5])) + ", ..." * (len(chunks.uneven) > 5)
+    return [
+        f"data: chunks {numbers} differ from the whole by more than chance (see exp.chunks()); "
+        'strategy="stratified" evens them out'
+    ]
+
+
 def _rows_per_step(config: RunConfig) -> int:
     args = trainers.given_args(config)
     if config.trainer_type == "GRPO":
@@ -354,11 +388,19 @@ def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> 
         "num_chunks": request.num_chunks,
         "chunk_size": request.chunk_size,
         "eval_rows": request.eval_rows,
+        **_order_facts(request),
         "train_rows": len(train) if hasattr(train, "__len__") else None,
         "train_fingerprint": fingerprint(train),
         "eval_fingerprint": fingerprint(evaluation),
         "create_model": models.source_of(create_model),
     }
+
+
+def _order_facts(request: Request) -> dict[str, Any]:
+    """The order of rows, where it is not plain TRL's."""
+    if request.strategy == "shuffle":
+        return {}
+    return {"strategy": request.strategy, "stratify": request.stratify}
 
 
 def _specs(configs: list[RunConfig]) -> list[dict[str, Any]]:

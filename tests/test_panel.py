@@ -391,6 +391,16 @@ def test_the_clone_form_is_asked_checked_and_previewed(page):
 # -------------------------------------------------------------------------- states of an experiment
 
 
+def test_the_balance_of_the_chunks_is_told_also_when_the_experiment_has_ended(page):
+    first = page.ask("data")[0]["data"]
+    page.exp.end()
+    again = page.ask("data")[0]["data"]
+
+    assert first == again and first["measured"] == first["rows"]
+    assert len(first["chunks"]) == page.exp.chunks().rows // first["chunks"][0]["rows"]
+    assert all(chunk["word_js"] <= chunk["word_limit"] for chunk in first["chunks"])
+
+
 def test_an_ended_experiment_shows_its_results_and_takes_no_orders(page):
     points = sum(b["n"] for b in page.wait(type="snapshot")[0]["blocks"])
     page.exp.end()
@@ -399,7 +409,7 @@ def test_an_ended_experiment_shows_its_results_and_takes_no_orders(page):
     shown, _ = page.wait(type="snapshot")
 
     assert shown["head"]["state"] == "ended" and shown["head"]["read_only"]
-    assert shown["head"]["can"] == [] and sum(b["n"] for b in shown["blocks"]) == points
+    assert shown["head"]["can"] == ["data"] and sum(b["n"] for b in shown["blocks"]) == points
     refused = page.order("late", "boost", 1, weight=3)
     assert refused["status"] == "refused" and "is not training here" in refused["reason"]
 

@@ -21,11 +21,14 @@ class ChunkPlan:
         seed: Epoch `e` is ordered by `torch.randperm` seeded with `seed + e`: the order that
             accelerate's `SeedableRandomSampler` gives plain TRL for that data seed.
         starts: Position in the epoch's order at which each chunk starts; `starts[0]` is 0.
+        strata: For each row the number of its stratum, where every chunk gets its share of each;
+            empty for plain TRL's order.
     """
 
     rows: int
     seed: int
     starts: tuple[int, ...]
+    strata: tuple[int, ...] = ()
 
     @property
     def num_chunks(self) -> int:
@@ -34,17 +37,58 @@ class ChunkPlan:
 
     def order(self, epoch: int) -> list[int]:
         """Row numbers in the order of this epoch (counted from 0)."""
-        import torch
-
-        generator = torch.Generator().manual_seed(self.seed + epoch)
-        order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
-        return order
+        if self.strata:
+            return stratified_order(self.strata, self.seed, epoch)
+        return shuffled_order(self.rows, self.seed, epoch)
 
 
-def make_plan(rows: int, seed: int, num_chunks: int | None, chunk_size: int | None) -> ChunkPlan:
+def shuffled_order(rows: int, seed: int, epoch: int) -> list[int]:
+    """All row numbers in plain TRL's order of an epoch."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order: list[int] = torch.randperm(rows, generator=generator).tolist()
+    return order
+
+
+def stratified_order(strata: Sequence[int], seed: int, epoch: int) -> list[int]:
+    """All row numbers, random, but with the rows of each stratum spread evenly over the epoch.
+
+    The j-th of a stratum's n rows, in random order, lies at random in the j-th n-th of the epoch;
+    so any stretch of it holds each stratum's share, to within about a row.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed + epoch)
+    numbers = torch.tensor(strata)  # (R,)
+    shuffled = torch.randperm(len(numbers), generator=generator)
+    rows = shuffled[torch.argsort(numbers[shuffled], stable=True)]  # stratum by stratum
+    sizes = torch.bincount(numbers)
+    before = torch.cumsum(sizes, 0) - sizes
+    rank = torch.arange(len(rows)) - before[numbers[rows]]
+    jitter = torch.rand(len(rows), generator=generator, dtype=torch.float64)
+    places = (rank + jitter) / sizes[numbers[rows]]  # (R,), from 0 to 1
+    order: list[int] = rows[torch.argsort(places, stable=True)].tolist()
+    return order
+
+
+def make_plan(
+    rows: int,
+    seed: int,
+    num_chunks: int | None,
+    chunk_size: int | None,
+    strata: Sequence[int] = (),
+) -> ChunkPlan:
     """Cut an epoch of `rows` rows into `num_chunks` even chunks, or chunks of `chunk_size` rows.
 
     More chunks than rows make one chunk of each row.
+
+    Args:
+        rows: Of the data set.
+        seed: Of the order.
+        num_chunks: Either this,
+        chunk_size: or this.
+        strata: As `ChunkPlan` has them.
 
     Raises:
         ConfigError: Both or neither are given, or one is no positive number.
@@ -59,8 +103,9 @@ def make_plan(rows: int, seed: int, num_chunks: int | None, chunk_size: int | No
     chunks = num_chunks if num_chunks is not None else math.ceil(rows / (chunk_size or 1))
     chunks = max(1, min(chunks, rows))
     if chunk_size is not None:
-        return ChunkPlan(rows, seed, tuple(range(0, rows, chunk_size)))
-    return ChunkPlan(rows, seed, tuple(rows * k // chunks for k in range(chunks)))
+        return ChunkPlan(rows, seed, tuple(range(0, rows, chunk_size)), tuple(strata))
+    starts = tuple(rows * k // chunks for k in range(chunks))
+    return ChunkPlan(rows, seed, starts, tuple(strata))
 
 
 def chunk_ends(

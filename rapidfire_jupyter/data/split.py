@@ -43,7 +43,7 @@ def split_data(
         raise DataError("split_data needs all rows at hand, got a stream; load it as a Dataset")
     table = layouts.as_table(data)
     first = _first_equal(table)
-    strata = np.zeros(len(first), dtype=int) if stratify is None else _strata(table, stratify)
+    strata = np.zeros(len(first), dtype=int) if stratify is None else column_codes(table, stratify)
     drawn = _draw(first, strata, eval_fraction, np.random.default_rng(seed))
     if not drawn.any() or drawn.all():
         different = len(np.unique(first))
@@ -64,8 +64,12 @@ def _first_equal(table: pa.Table) -> "np.ndarray[Any, Any]":
     return np.asarray(duplicates.first_of(hashes))
 
 
-def _strata(table: pa.Table, name: str) -> "np.ndarray[Any, Any]":
-    """A number for each row, the same for rows of the same value."""
+def column_codes(table: pa.Table, name: str) -> "np.ndarray[Any, Any]":
+    """A number for each row, the same for rows of the same value; from 0, in order of appearance.
+
+    Raises:
+        DataError: There is no such column, or it holds anything but texts, numbers or truth values.
+    """
     if name not in table.column_names:
         raise DataError(
             f"stratify must be a column, got {name!r}; there are {', '.join(table.column_names)}"

@@ -17,26 +17,29 @@ from typing import Any
 
 import torch
 
+from rapidfire_jupyter import storage
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data.mapping import chat_template
+from rapidfire_jupyter.data.plan import ChunkPlan, shuffled_order, stratified_order
 from rapidfire_jupyter.data.sets import fingerprint
 from rapidfire_jupyter.encoding import globals_of
 from rapidfire_jupyter.training import models, prepared, trainers
 
 _ORDER = '''
-class PlanOrder(torch.utils.data.Sampler):
-    """The kept rows in the experiment's order: a seeded permutation of all rows for each epoch."""
+{function}
 
-    def __init__(self, kept, rows, seed):
-        self.index = {row: i for i, row in enumerate(kept)}
-        self.rows, self.seed, self.epoch = rows, seed, 0
+class PlanOrder(torch.utils.data.Sampler):
+    """The kept rows in the experiment's order: {what} of all rows for each epoch."""
+
+    def __init__(self, kept):
+        self.index = {{row: i for i, row in enumerate(kept)}}
+        self.epoch = 0
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __iter__(self):
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(self.rows, generator=generator).tolist()
+        order = {call}
         self.epoch += 1
         return iter([self.index[row] for row in order if row in self.index])
 
@@ -57,8 +60,8 @@ class AtChunkEnds(TrainerCallback):
 _USE_ORDER = """
 kept = trainer.train_dataset["{column}"]
 trainer.train_dataset = trainer.train_dataset.remove_columns("{column}")
-if len(kept) < {rows}:
-    order = PlanOrder(kept, {rows}, {seed})
+if {always} or len(kept) < {rows}:
+    order = PlanOrder(kept)
     trainer._get_train_sampler = lambda dataset=None: order
 """
 
@@ -146,19 +149,38 @@ def plain_trl(
     if ordered:
         body.append(
             _USE_ORDER.format(
-                column=prepared.ROW_COLUMN, rows=data.plan.rows, seed=data.plan.seed
+                column=prepared.ROW_COLUMN, rows=data.plan.rows, always=bool(data.plan.strata)
             ).strip()
         )
     body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
     head = [
         f'"""Plain TRL: {config.trainer_type} run as experiment {folder.name!r} trains it."""',
+        "import json",
+        "from collections.abc import Sequence",
         "import torch",
         "from datasets import load_from_disk",
         "from transformers import set_seed",
         f"from trl import {args_class.__name__}" + ("" if ours else f", {trainer_class.__name__}"),
         *writer.imports,
     ]
-    return "\n".join([*head, _ORDER if ordered else "", *writer.sources, *body]) + "\n"
+    return (
+        "\n".join([*head, _order(folder, data.plan) if ordered else "", *writer.sources, *body])
+        + "\n"
+    )
+
+
+def _order(folder: Path, plan: ChunkPlan) -> str:
+    """The order of rows, by the very function that the experiment uses; strata are in a file."""
+    if not plan.strata:
+        call = f"shuffled_order({plan.rows}, {plan.seed}, self.epoch)"
+        function, what = inspect.getsource(shuffled_order), "a seeded permutation"
+    else:
+        path = folder / "data" / "strata.json"
+        storage.write_json(path, list(plan.strata))
+        call = f"stratified_order(STRATA, {plan.seed}, self.epoch)"
+        function, what = inspect.getsource(stratified_order), "a seeded, stratified permutation"
+        function = f"{function}\n\nSTRATA = json.load(open({str(path)!r}))"
+    return _ORDER.format(function=function, what=what, call=call)
 
 
 def _saved(folder: Path, name: str, dataset: Any, given: bool) -> str:

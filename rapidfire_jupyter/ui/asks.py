@@ -110,6 +110,14 @@ def _peek(actions: Actions, args: Args) -> Reply:
     )
 
 
+def _data(actions: Actions, args: Args) -> Reply:
+    file = actions.folder / "chunks.json"
+    if not file.exists():
+        return Reply({"chunks": [], "measured": 0, "rows": 0})
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return Reply({key: found[key] for key in ("chunks", "measured", "rows")})
+
+
 def _export(actions: Actions, args: Args) -> Reply:
     kind = args.get("format")
     if kind == "adapter":
@@ -132,5 +140,6 @@ _ANSWERS: dict[str, Callable[[Actions, Args], Reply]] = {
     "config": _config,
     "log": _log,
     "peek": _peek,
+    "data": _data,
     "export": _export,
 }

@@ -83,7 +83,8 @@ class Panel(anywidget.AnyWidget):
         """What is not in the event log."""
         standing = self._actions.standing()
         live = standing.status not in ("empty", "ended") and not standing.read_only
-        can = ("ops", "schedule", *self._actions.more) if live else tuple(self._actions.more)
+        live_only = ("ops", "schedule") if live else ()
+        can = (*live_only, "data", *self._actions.more)
         return Facts(
             name=self._actions.name,
             status=standing.status,

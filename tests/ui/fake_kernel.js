@@ -178,7 +178,15 @@ const DEFAULTS = {
   peek: { rows: [[{ text: "<|user|> Where is my order? <|assistant|>", learned: false }, { text: "It left our warehouse on Monday.", learned: true }]] },
   samples: { chunks: [1, 2], prompts: [{ prompt: "Where is my order?", reference: "It left on Monday.", predictions: { 1: "It left our warehouse.", 2: "I do not know." }, scores: { 1: { bleu: 0.41 }, 2: { bleu: 0.02 } } }] },
   sample: (args) => ({ predictions: Object.fromEntries(args.runs.map((run) => [run, [`answer of ${run} to ${args.prompts[0]}`]])) }),
-  data: { chunks: [{ rows: 200, tokens: 41000, groups: { returns: 0.4, delivery: 0.6 } }, { rows: 200, tokens: 39500, groups: { returns: 0.5, delivery: 0.5 } }] },
+  data: {
+    rows: 400,
+    measured: 400,
+    chunks: [0.4, 0.5].map((share, k) => ({
+      rows: 200, words: 41000 - 1500 * k, groups: { returns: share, delivery: 1 - share },
+      word_js: 0.031 + 0.09 * k, word_kl: 0.04, word_chance: 0.03, word_limit: 0.05,
+      length_js: 0.012, length_kl: 0.02, length_chance: 0.011, length_limit: 0.04,
+    })),
+  },
   export: (args) => (args.format === "adapter" ? { path: "experiments/support-bot/run-1/adapter" } : { file: `support-bot.${args.format}`, mime: "text/plain", buffer: new Uint8Array([104, 105]) }),
 };
 

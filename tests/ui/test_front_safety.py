@@ -47,7 +47,7 @@ def test_markup_in_any_text_is_only_text(page, evil):
             form: { fields: FIELDS.map((f) => ({ ...f, label: evil, note: evil, group: evil, value: f.kind === "text" ? evil : f.value })), warm: evil },
             config: { values: { [evil]: evil } }, log: { text: evil }, peek: { rows: [[{ text: evil, learned: true }]] },
             samples: { chunks: [1], prompts: [{ prompt: evil, reference: evil, predictions: { 1: evil }, scores: { 1: { [evil]: 1 } } }] },
-            data: { error: evil }, library: { error: evil }, sample: { error: evil },
+            data: { rows: 1, measured: 1, chunks: [{ rows: 1, words: 1, groups: { [evil]: 1 } }] }, library: { error: evil }, sample: { error: evil },
           };
           kernel.delta({ entries: [{ seq: 99, time: 1, kind: evil, run: 1, text: evil, level: "alert", op: "stop", outcome: "applied" }] });
         }""",

@@ -51,7 +51,7 @@ function createData(view) {
     asked = true;
     try {
       const { data } = await view.ask("data");
-      balance.replaceChildren(balanceTable(data.chunks));
+      balance.replaceChildren(balanceTable(/** @type {any} */ (data)));
     } catch (error) {
       balance.replaceChildren(h("p", { class: "rf-error" }, /** @type {Error} */ (error).message));
     }
@@ -63,18 +63,37 @@ function createData(view) {
   };
 }
 
-/** Rows, tokens and groups of each chunk, with bars. */
-function balanceTable(/** @type {{rows: number, tokens: number | null, groups: Record<string, number>}[]} */ chunks) {
-  const groups = [...new Set(chunks.flatMap((chunk) => Object.keys(chunk.groups || {})))].slice(0, 12);
-  const most = Math.max(1, ...chunks.map((chunk) => chunk.tokens || chunk.rows));
+/**
+ * Rows, words and groups of each chunk, and how far it is from all rows, with what chance alone would make of it.
+ * @param {{chunks: Chunk[], rows: number, measured: number}} data
+ */
+function balanceTable(data) {
+  const chunks = data.chunks;
+  if (!chunks.length)
+    return h("p", { class: "rf-faint" }, "Chunks of a stream are shares of steps; they are not measured.");
+  const groups = [...new Set(chunks.flatMap((chunk) => Object.keys(chunk.groups)))].slice(0, 12);
+  const most = Math.max(1, ...chunks.map((chunk) => chunk.words));
   const bar = (/** @type {number} */ share) => {
     const made = h("div", { class: "rf-bar", "aria-hidden": "true" }, h("i"));
     made.firstChild.style.width = `${Math.min(1, share) * 100}%`;
     return made;
   };
+  const apart = (/** @type {Chunk} */ chunk, /** @type {"word" | "length"} */ what) => {
+    const over = chunk[`${what}_js`] > chunk[`${what}_limit`];
+    const told = `by chance ${showNumber(chunk[`${what}_chance`])}, at most ${showNumber(chunk[`${what}_limit`])}; KL ${showNumber(chunk[`${what}_kl`])}`;
+    const text = `${showNumber(chunk[`${what}_js`])}${over ? " uneven" : ""}`;
+    return h("td", { class: over ? "rf-number rf-error" : "rf-number", title: told }, text);
+  };
+  const sample =
+    data.measured < data.rows ? ` Measured on ${showNumber(data.measured)} of ${showNumber(data.rows)} rows.` : "";
   return h(
     "div",
     { class: "rf-scroll rf-text", tabindex: 0, role: "region", "aria-label": "Balance of the chunks" },
+    h(
+      "p",
+      { class: "rf-note" },
+      `How far each chunk is from all rows: Jensen-Shannon divergence in bits, 0 is equal. Uneven is what chance does not make.${sample}`,
+    ),
     h(
       "table",
       { class: "rf-list rf-slim" },
@@ -84,7 +103,7 @@ function balanceTable(/** @type {{rows: number, tokens: number | null, groups: R
         h(
           "tr",
           null,
-          ["Chunk", "Rows", "Tokens", "", ...groups].map((text) =>
+          ["Chunk", "Rows", "Words", "", "Words apart", "Lengths apart", ...groups].map((text) =>
             h(text ? "th" : "td", { scope: text ? "col" : null }, text),
           ),
         ),
@@ -98,9 +117,11 @@ function balanceTable(/** @type {{rows: number, tokens: number | null, groups: R
             null,
             h("td", { class: "rf-number" }, index + 1),
             h("td", { class: "rf-number" }, showNumber(chunk.rows)),
-            h("td", { class: "rf-number" }, showNumber(chunk.tokens)),
-            h("td", { style: "width:160px;vertical-align:middle" }, bar((chunk.tokens || chunk.rows) / most)),
-            groups.map((group) => h("td", { class: "rf-number" }, showShare(chunk.groups?.[group] || 0))),
+            h("td", { class: "rf-number" }, showNumber(chunk.words)),
+            h("td", { style: "width:160px;vertical-align:middle" }, bar(chunk.words / most)),
+            apart(chunk, "word"),
+            apart(chunk, "length"),
+            groups.map((group) => h("td", { class: "rf-number" }, showShare(chunk.groups[group] || 0))),
           ),
         ),
       ),

@@ -41,6 +41,10 @@ interface Sample {
   prompt: string; reference: string; predictions: Record<string, string>; scores: Record<string, Record<string, number | null>>;
 }
 
+interface Chunk {
+  rows: number; words: number; word_js: number; word_kl: number; word_chance: number; word_limit: number;
+  length_js: number; length_kl: number; length_chance: number; length_limit: number; groups: Record<string, number>;
+}
 interface Curve { n: number; step: Float32Array; epoch: Float32Array; time: Float32Array; value: Float32Array }
 interface State {
   seq: number; head: Head | null; rows: Map<number, Row>; curves: Map<number, Map<string, Curve>>; entries: Entry[]; slices: Slice[];
