@@ -6,13 +6,7 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.bandit import BanditBoost
     from rapidfire_jupyter.breeding import CloneBest
     from rapidfire_jupyter.choices import List, Range
-    from rapidfire_jupyter.config import (
-        RFDPOConfig,
-        RFGRPOConfig,
-        RFLoraConfig,
-        RFModelConfig,
-        RFSFTConfig,
-    )
+    from rapidfire_jupyter.config import RFModelConfig
     from rapidfire_jupyter.data.check import check_data
     from rapidfire_jupyter.data.clean import clean_data
     from rapidfire_jupyter.data.load import load_data
@@ -30,6 +24,17 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.machine_faults import IdleDevice, LowDisk, MemoryGrowth, Slowdown
     from rapidfire_jupyter.magics import load_ipython_extension, unload_ipython_extension
     from rapidfire_jupyter.policies import Phase
+    from rapidfire_jupyter.recorded import (
+        RFConfig,
+        RFDistillationConfig,
+        RFDPOConfig,
+        RFGRPOConfig,
+        RFKTOConfig,
+        RFLoraConfig,
+        RFRewardConfig,
+        RFRLOOConfig,
+        RFSFTConfig,
+    )
     from rapidfire_jupyter.screening import Budget, Outliers, SlowLearners, Threshold
     from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
 
@@ -51,12 +56,17 @@ __all__ = [
     "Overfitting",
     "Phase",
     "Plateau",
+    "RFConfig",
     "RFDPOConfig",
+    "RFDistillationConfig",
     "RFGRPOConfig",
     "RFGridSearch",
+    "RFKTOConfig",
     "RFLoraConfig",
     "RFModelConfig",
+    "RFRLOOConfig",
     "RFRandomSearch",
+    "RFRewardConfig",
     "RFSFTConfig",
     "Range",
     "SlowLearners",
@@ -91,6 +101,9 @@ _HOMES = {
     "MemoryGrowth": "machine_faults",
     "Slowdown": "machine_faults",
     "Experiment": "experiment",
+    "List": "choices",
+    "RFModelConfig": "config",
+    "Range": "choices",
     "RFGridSearch": "search",
     "RFRandomSearch": "search",
     "check_data": "data.check",
@@ -108,4 +121,4 @@ def __getattr__(name: str) -> Any:  # Any: the public names
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'config')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'recorded')}"), name)

@@ -8,7 +8,6 @@ import dataclasses
 import difflib
 import enum
 import functools
-import importlib
 import math
 import types
 import typing
@@ -150,10 +149,9 @@ OURS: dict[str, dict[str, Argument]] = {"SFTConfig": {"rdrop_alpha": Argument(fl
 
 
 @functools.cache
-def arguments(module: str, name: str) -> dict[str, Argument]:
-    """Every argument of a dataclass of PEFT or TRL, and ours, by name. Imports the module."""
-    cls = getattr(importlib.import_module(module), name)
-    hints = typing.get_type_hints(cls)
+def arguments(cls: Any) -> dict[str, Argument]:  # Any: a dataclass
+    """Every argument of a dataclass of PEFT or TRL, and ours, by name."""
+    name, hints = cls.__name__, typing.get_type_hints(cls)
     found = {}
     for field in dataclasses.fields(cls):
         if not field.init:

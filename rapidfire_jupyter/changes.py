@@ -5,16 +5,9 @@ from typing import Any
 
 from rapidfire_jupyter.arguments import GONE, RENAMED, Argument, accepts, closest, from_text
 from rapidfire_jupyter.choices import short
-from rapidfire_jupyter.config import (
-    MODEL_ARGUMENTS,
-    WRAPPERS,
-    Recorded,
-    RFModelConfig,
-    RunConfig,
-    has_choices,
-    unknown,
-)
+from rapidfire_jupyter.config import MODEL_ARGUMENTS, RFModelConfig, RunConfig
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.recorded import WRAPPERS, Recorded, has_choices, unknown
 
 # Training arguments that a warm clone cannot be given another value of.
 COLD_ARGUMENTS = (

@@ -10,8 +10,9 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from IPython.core.error import UsageError
 
 from rapidfire_jupyter.arguments import OWNED
-from rapidfire_jupyter.config import MODEL_ARGUMENTS, TRAINING_ARGS, RFLoraConfig
+from rapidfire_jupyter.config import MODEL_ARGUMENTS
 from rapidfire_jupyter.experiment import Experiment
+from rapidfire_jupyter.recorded import TRAINING_ARGS, RFLoraConfig
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.verbs import TAKE_IDS, VERBS, choose, experiments
 

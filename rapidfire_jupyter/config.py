@@ -1,214 +1,38 @@
 """What a run trains: hyperparameters as the user gave them, checked in the cell that gives them.
 
-`RFLoraConfig`, `RFSFTConfig`, `RFDPOConfig` and `RFGRPOConfig` keep the arguments for PEFT's and
-TRL's classes, `RFModelConfig` puts them together with a model, and any value may be a choice.
-`RunConfig` is one config without choices. PEFT's and TRL's objects are only made by `build`.
+`RFModelConfig` puts the arguments for PEFT's and TRL's classes (`recorded.py`) together with a
+model, and any value may be a choice. `RunConfig` is one config without choices.
 """
 
-import copy
 import difflib
-import importlib
-import inspect
-import types
-import warnings
+import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any
 
-from rapidfire_jupyter.arguments import (
-    GONE,
-    OURS,
-    RENAMED,
-    SECRETS,
-    Argument,
-    alternatives,
-    arguments,
-    check,
-    closest,
-)
-from rapidfire_jupyter.choices import List, Range, own, short
+from rapidfire_jupyter.arguments import GONE, RENAMED, Argument, alternatives
+from rapidfire_jupyter.choices import short
 from rapidfire_jupyter.errors import ConfigError
-
-_R = TypeVar("_R", bound="Recorded")
-
-
-class Recorded:
-    """Arguments for one class of PEFT or TRL: exactly those given, checked, and never changed.
-
-    Reading an attribute gives the value given, or the class's own default.
-    """
-
-    target: ClassVar[tuple[str, str]]
-    _given: dict[str, Any]  # Any: hyperparameter values
-
-    def __init__(self, **given: object) -> None:
-        object.__setattr__(self, "_given", _checked(type(self), given))
-
-    @classmethod
-    def arguments(cls) -> Mapping[str, Argument]:
-        """Every argument this config takes."""
-        return arguments(*cls.target)
-
-    @property
-    def given(self) -> Mapping[str, Any]:  # Any: hyperparameter values
-        """The arguments given, in their order; a copy."""
-        return types.MappingProxyType(own(self._given))
-
-    def copy(self: _R, **changes: object) -> _R:
-        """The same config with some arguments changed."""
-        return type(self)(**{**self._given, **_checked(type(self), changes)})
-
-    def build(self, **extra: object) -> Any:  # Any: an object of the target class
-        """Make the real PEFT or TRL object; `extra` replaces arguments.
-
-        The strategy "chunk" is the engine's own and becomes "no", and rdrop_alpha is left out: it
-        is an argument of a trainer. A TRL config resets accelerate's
-        process-wide state when it is made, so the engine makes them in the run's thread.
-        """
-        if has_choices(self):
-            raise ConfigError(f"{short(self)} still has choices; expand it with RFGridSearch")
-        given = copy.deepcopy({**self._given, **extra})
-        for name in ("eval_strategy", "save_strategy"):
-            if given.get(name) == "chunk":
-                given[name] = "no"
-        module, name = self.target
-        theirs = {key: value for key, value in given.items() if key not in OURS.get(name, {})}
-        return getattr(importlib.import_module(module), name)(**theirs)
-
-    def __getattr__(self, name: str) -> Any:  # Any: hyperparameter values
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name in self._given:
-            return own(self._given[name])
-        if name in self.arguments():
-            return own(self.arguments()[name].default)
-        raise AttributeError(f"{type(self).__name__} has no argument {name!r}")
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise ConfigError(f"{type(self).__name__} never changes; use .copy({name}={short(value)})")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and self._given == other._given
-
-    def __repr__(self) -> str:
-        shown = [f"{name}={value!r}" for name, value in _masked(self._given).items()]
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def __reduce__(self) -> tuple[Any, ...]:  # Any: pickle's own contract
-        return _restore, (type(self), self._given)
-
-
-class RFLoraConfig(Recorded):
-    """Arguments of `peft.LoraConfig`; each may be a List or Range."""
-
-    target = ("peft", "LoraConfig")
-
-
-class RFSFTConfig(Recorded):
-    """Arguments of `trl.SFTConfig`, and `rdrop_alpha`; each may be a List or Range.
-
-    `rdrop_alpha` > 0 trains with R-Drop: two passes per step under different dropout, and their
-    divergence times alpha on top of the loss. It doubles a step's time and its activations.
-    """
-
-    target = ("trl", "SFTConfig")
-
-
-class RFDPOConfig(Recorded):
-    """Arguments of `trl.DPOConfig`; each may be a List or Range."""
-
-    target = ("trl", "DPOConfig")
-
-
-class RFGRPOConfig(Recorded):
-    """Arguments of `trl.GRPOConfig`; each may be a List or Range."""
-
-    target = ("trl", "GRPOConfig")
-
-
-WRAPPERS = (RFLoraConfig, RFSFTConfig, RFDPOConfig, RFGRPOConfig)
-TRAINING_ARGS = {"SFT": RFSFTConfig, "DPO": RFDPOConfig, "GRPO": RFGRPOConfig}
-
-
-def has_choices(value: object) -> bool:
-    """Whether a List or Range is anywhere in a value."""
-    if isinstance(value, (List, Range)):
-        return True
-    if isinstance(value, Recorded):
-        return has_choices(value.given)
-    if isinstance(value, Mapping):
-        return any(map(has_choices, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(has_choices, value))
-
-
-def _masked(value: Any) -> Any:  # Any: hyperparameter values
-    """A value whose secrets are replaced by stars."""
-    if isinstance(value, dict):
-        return {k: "***" if k in SECRETS and one else _masked(one) for k, one in value.items()}
-    return value
-
-
-def _restore(cls: type[Recorded], given: dict[str, Any]) -> Recorded:  # Any: as it was given
-    return cls(**given)
-
-
-def _checked(cls: type[Recorded], given: Mapping[str, object]) -> dict[str, Any]:
-    """Arguments under their present names, each value checked. Warns if a name was translated.
-
-    Any: hyperparameter values.
-    """
-    known = cls.arguments()
-    if "warmup_ratio" in given and "warmup_steps" in given:
-        raise ConfigError(
-            f"{cls.__name__}: warmup_ratio and warmup_steps are one argument now, got both; "
-            "give warmup_steps only"
-        )
-    checked = {}
-    for name, value in given.items():
-        value = own(value)
-        if name == "warmup_ratio" and "warmup_steps" in known:
-            for one in alternatives(value):
-                check(cls.__name__, name, Argument(float, 0.0), one)
-            warnings.warn(
-                f"{cls.__name__}: warmup_ratio={value!r} is recorded as warmup_steps={value!r}; "
-                "a number below 1 is a share of all steps",
-                stacklevel=_callers_level(),
-            )
-            name = "warmup_steps"
-        if name not in known:
-            raise ConfigError(unknown(cls, name))
-        for one in alternatives(value):
-            check(cls.__name__, name, known[name], one)
-        checked[name] = value
-    return checked
-
-
-_PACKAGE = f"{__name__.partition('.')[0]}."
-
-
-def _callers_level() -> int:
-    """The stacklevel with which a warning points at the user's line, however deep we are."""
-    level, frame = 1, inspect.currentframe()
-    while frame and (frame := frame.f_back) and frame.f_globals["__name__"].startswith(_PACKAGE):
-        level += 1
-    return level
-
-
-def unknown(cls: type[Recorded], name: str) -> str:
-    """One line on an argument that a class does not have: where it went, or what is near."""
-    text = f"{cls.__name__} has no argument {name!r}"
-    known = cls.arguments()
-    for now in RENAMED.get(name, ()):
-        if now in known:
-            return f"{text}; it is called {now!r} now"
-    if name in GONE:
-        return f"{text}; {GONE[name]}"
-    for now in (name, *RENAMED.get(name, ())):
-        owners = [c.__name__ for c in (*WRAPPERS, RFModelConfig) if now in c.arguments()]
-        if owners:
-            return f"{text}; {now!r} is an argument of {', '.join(owners)}"
-    return text + (closest(name, known) or f"; see help({'.'.join(cls.target)})")
-
+from rapidfire_jupyter.recorded import (
+    TRAINING_ARGS,
+    WRAPPERS,
+    Recorded,
+    RFConfig,
+    RFLoraConfig,
+    RFSFTConfig,
+    as_recorded,
+    has_choices,
+    unknown,
+    wrapper_of,
+)
+from rapidfire_jupyter.rewards import check_rewards
+from rapidfire_jupyter.trainer_types import (
+    TrainerType,
+    config_class_of,
+    trainer_beside,
+    trainer_type_of,
+)
 
 _FUNCTION = Callable[..., Any] | None  # Any: user functions of every shape
 
@@ -220,13 +44,16 @@ MODEL_ARGUMENTS: dict[str, Argument] = {
     "formatting_func": Argument(_FUNCTION),
     "compute_metrics": Argument(_FUNCTION),
     "peft_config": Argument(Any),
-    "training_args": Argument(RFSFTConfig | RFDPOConfig | RFGRPOConfig | None),
+    "training_args": Argument(
+        functools.reduce(operator.or_, (*TRAINING_ARGS.values(), RFConfig, type(None)))
+    ),
     "model_type": Argument(str, "causal_lm"),
     "model_kwargs": Argument(dict | None),
     "ref_model_name": Argument(str | None),
     "ref_model_type": Argument(str | None),
     "ref_model_kwargs": Argument(dict | None),
     "reward_funcs": Argument(Any),
+    "reward_timeout": Argument(float | None),
     "generation_config": Argument(Any),
     "callbacks": Argument(Any),
     "data_collator": Argument(_FUNCTION),
@@ -246,7 +73,10 @@ class RFModelConfig(Recorded):
         formatting_func: Gives, for a row, its text or a dict of columns; or for a batch of rows (a
             dict of lists) a list of texts or a dict of lists. It wins over every layout.
         peft_config: RFLoraConfig, any `peft.PeftConfig`, or None to train all weights.
-        training_args: RFSFTConfig, RFDPOConfig or RFGRPOConfig; None takes TRL's defaults.
+        training_args: RFSFTConfig, RFDPOConfig, ... for the trainer; RFConfig or a real config
+            object for a class of another; None takes TRL's defaults.
+        reward_funcs: A function, a sequence classifier or its name, or a list of them.
+        reward_timeout: Seconds that a reward function may take for a batch; None for any time.
         seed: Of this config's runs; `List([1, 2, 3])` makes replicates. None takes run_fit's.
         name: Shown beside the run's id.
         trainer_kwargs: Further arguments of the TRL trainer; they may also be given as keywords.
@@ -271,6 +101,7 @@ class RFModelConfig(Recorded):
         ref_model_type: object = None,
         ref_model_kwargs: object = None,
         reward_funcs: object = None,
+        reward_timeout: object = None,
         generation_config: object = None,
         callbacks: object = None,
         data_collator: object = None,
@@ -292,7 +123,7 @@ class RFModelConfig(Recorded):
             "formatting_func": formatting_func,
             "compute_metrics": compute_metrics,
             "peft_config": peft_config,
-            "training_args": training_args,
+            "training_args": as_recorded(training_args),
             "model_type": None
             if isinstance(model_type, str) and model_type == "causal_lm"
             else model_type,
@@ -301,6 +132,7 @@ class RFModelConfig(Recorded):
             "ref_model_type": ref_model_type,
             "ref_model_kwargs": ref_model_kwargs,
             "reward_funcs": reward_funcs,
+            "reward_timeout": reward_timeout,
             "generation_config": generation_config,
             "callbacks": callbacks,
             "data_collator": data_collator,
@@ -325,7 +157,8 @@ class RFModelConfig(Recorded):
         """Make the config of one run; `extra` replaces arguments.
 
         Args:
-            trainer_type: "SFT", "DPO" or "GRPO"; None takes the one that training_args is for.
+            trainer_type: "SFT", "DPO", ..., or a trainer class; None takes the one that
+                training_args is for.
             extra: As for `copy`.
         """
         model = self.copy(**extra)
@@ -333,49 +166,48 @@ class RFModelConfig(Recorded):
             raise ConfigError(f"{short(model)} still has choices; expand it with RFGridSearch")
         kind = check_trainer_type(model, trainer_type)
         if model.training_args is None:
-            model = model.copy(training_args=TRAINING_ARGS[kind]())
-        sources = {"environment_factory", "rollout_func"} & set(model.trainer_kwargs or {})
-        if kind == "GRPO" and model.reward_funcs is None and not sources:
-            raise ConfigError(
-                "GRPO needs a reward, got reward_funcs=None; give RFModelConfig(reward_funcs=[...])"
-            )
-        if kind == "SFT":
+            model = model.copy(training_args=_default_args(kind))
+        check_rewards(model, trainer_type_of(kind))
+        if isinstance(model.training_args, RFSFTConfig):
             _check_rdrop(model)
         return RunConfig(kind, model)
 
 
 def is_peft_config(value: object) -> bool:
-    """Whether a value is a `peft.PeftConfig`, found without importing peft."""
-    return any(
-        c.__name__ == "PeftConfig" and c.__module__.startswith("peft.") for c in type(value).__mro__
-    )
+    """Whether a value is a `peft.PeftConfig` or an RFConfig of one, without importing peft."""
+    cls = value.target_class() if isinstance(value, RFConfig) else type(value)
+    return any(c.__name__ == "PeftConfig" and c.__module__.startswith("peft.") for c in cls.__mro__)
 
 
-def known_trainer_type(value: object) -> str:
-    """A trainer type as we write it: upper case."""
-    kind = value.upper() if isinstance(value, str) else value
-    if kind not in TRAINING_ARGS:
-        raise ConfigError(
-            f"trainer_type must be one of {', '.join(TRAINING_ARGS)}, got {value!r}"
-            + (closest(str(kind), TRAINING_ARGS))
-        )
-    return str(kind)
+def known_trainer_type(value: object) -> "str | type":
+    """A trainer type as we write it: the name of one that is known by name, else its class."""
+    kind = trainer_type_of(value)
+    return kind.cls or kind.name
 
 
-def check_trainer_type(model: RFModelConfig, trainer_type: object) -> str:
+def check_trainer_type(model: RFModelConfig, trainer_type: object) -> "str | type":
     """The trainer type of a config, for which all its training_args must be."""
     kind = None if trainer_type is None else known_trainer_type(trainer_type)
-    names: dict[type, str] = {cls: name for name, cls in TRAINING_ARGS.items()}
     for args in alternatives(model.training_args):
-        if args is None:
+        if not isinstance(args, Recorded):
             continue
-        kind = kind or names[type(args)]
-        if type(args) is not TRAINING_ARGS[kind]:
+        mine = _trainer_of(args)
+        kind = kind or mine
+        if kind is None:
             raise ConfigError(
-                f"trainer_type={kind!r} takes {TRAINING_ARGS[kind].__name__}, got training_args="
-                f"{type(args).__name__}(...); use trainer_type={names[type(args)]!r}, or "
-                f"{TRAINING_ARGS[kind].__name__}(...)"
+                f"no trainer is known for training_args={type(args).__name__}(...); give "
+                "RFGridSearch(..., trainer_type=TheTrainer)"
             )
+        wanted = _args_class(kind)
+        if wanted is None or type(args) is wanted or _fits(args, wanted):
+            continue
+        name = trainer_type_of(kind).name
+        other = mine if isinstance(mine, str) else getattr(mine, "__name__", "")
+        hint = f"use trainer_type={other!r}, or " if other else "give "
+        raise ConfigError(
+            f"trainer_type={name!r} takes {wanted.__name__}, got training_args="
+            f"{type(args).__name__}(...); {hint}{wanted.__name__}(...)"
+        )
     return kind or "SFT"
 
 
@@ -396,12 +228,47 @@ def _check_rdrop(model: RFModelConfig) -> None:
         raise ConfigError(f"{asked} and compute_loss_func are two losses; drop one")
 
 
+def _trainer_of(args: Recorded) -> "str | type | None":
+    """The trainer that training arguments are for: a name, or the class beside their own."""
+    for name, wrapper in TRAINING_ARGS.items():
+        if type(args) is wrapper:
+            return name
+    return trainer_beside(args.target_class())
+
+
+def _args_class(kind: "str | type") -> type[Recorded] | None:
+    """The wrapper that a trainer takes; None if its config class is not known."""
+    if isinstance(kind, str):
+        return TRAINING_ARGS[kind]
+    found = config_class_of(trainer_type_of(kind))
+    return None if found is None else wrapper_of(found)
+
+
+def _fits(args: Recorded, wanted: type[Recorded]) -> bool:
+    return issubclass(args.target_class(), wanted.target_class())
+
+
+def _default_args(kind: "str | type") -> Recorded:
+    wanted = _args_class(kind)
+    if wanted is None:
+        raise ConfigError(
+            f"no config class is known for {trainer_type_of(kind).name}; give "
+            "training_args=RFConfig(TheConfig, ...)"
+        )
+    return wanted()
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """What one run trains: a model config without choices, and the trainer it is for."""
 
-    trainer_type: str
+    trainer_type: "str | type"
     model: RFModelConfig
+
+    @property
+    def trainer(self) -> TrainerType:
+        """The facts of its trainer."""
+        return trainer_type_of(self.trainer_type)
 
 
 def flatten(config: RunConfig) -> dict[str, object]:

@@ -19,8 +19,9 @@ from typing import Any
 
 from rapidfire_jupyter.arguments import SECRETS
 from rapidfire_jupyter.choices import plain
-from rapidfire_jupyter.config import WRAPPERS, Recorded, RFModelConfig, RunConfig, flatten
+from rapidfire_jupyter.config import RFModelConfig, RunConfig, flatten
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.recorded import WRAPPERS, Recorded, RFConfig
 
 _MARKS = frozenset({"callable", "object", "config", "pairs", "secret"})
 _FUNCTIONS = (
@@ -136,6 +137,8 @@ def _encode(value: Any, walk: _Walk, above: tuple[int, ...], strict: bool) -> An
         return _encode(part, walk, (*above, id(value)), strict)
 
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, RFConfig):  # its class is not found again by name
+        return {"object": type(value).__name__, "fields": inner(dict(value.given))}
     if isinstance(value, Recorded):
         return {"config": type(value).__name__, "given": inner(dict(value.given))}
     if isinstance(value, Mapping):

@@ -128,7 +128,7 @@ class Experiment:
         seed: int = 42,
         *,
         num_shards: int | None = None,
-        trainer_type: str | None = None,
+        trainer_type: str | type | None = None,
         slice_steps: int | None = None,
         slice_seconds: float | None = None,
         checkpoint_seconds: float = 300.0,

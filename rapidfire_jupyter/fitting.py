@@ -4,7 +4,6 @@ Whatever is wrong with configs, data or arguments is raised here, before any thr
 stored is compared with what is asked, so a notebook that runs again goes on with the same runs.
 """
 
-import inspect
 import io
 import json
 import math
@@ -57,7 +56,7 @@ class Request:
     num_chunks: int | None
     chunk_size: int | None
     seed: int
-    trainer_type: str | None
+    trainer_type: str | type | None
     slice_steps: int | None
     slice_seconds: float | None
     checkpoint_seconds: float
@@ -227,12 +226,12 @@ def _check_config(
             "or leave eval_strategy out"
         )
     trainer_class, _ = trainers.trainer_classes(config)
-    known = inspect.signature(trainer_class.__init__).parameters
+    known = trainers.keywords_of(trainer_class)
     for name in config.model.trainer_kwargs or {}:
         if name not in known:
             raise ConfigError(
                 f"run {number}: {trainer_class.__name__} has no argument {name!r}; it takes "
-                + ", ".join(n for n in known if n != "self")
+                + ", ".join(known)
             )
     if config.model.chat_template is not None:
         try:
@@ -253,15 +252,17 @@ def _check_data(
     A formatting_func is tried on the first rows.
     """
     told: dict[str, None] = {}
-    seen: dict[tuple[str, int], bool] = {}  # whether the rows are messages; all configs are alive
+    # Whether the rows are messages. All configs are alive, so ids stay what they are.
+    seen: dict[tuple[str | None, int], bool] = {}
     for number, config in enumerate(configs, start=1):
         function = config.model.formatting_func
-        key = config.trainer_type, id(function)
-        if prepared.text_field(config) != "text":
-            _tried(number, config, train, evaluation)  # the user says which column is the text
+        kind = config.trainer.rows
+        key = kind, id(function)
+        if kind is None or prepared.text_field(config) != "text":
+            # The user says which column is the text, or no layout is known for the trainer.
+            _tried(number, config, train, evaluation)
         elif key not in seen:
             given = _tried(number, config, train, evaluation)
-            kind = config.trainer_type
             report = check_data(*given, trainer_type=kind, near_duplicates=False)
             try:
                 report.refuse()
@@ -375,7 +376,7 @@ def _uneven(chunks: Balance | None) -> list[str]:
 
 def _rows_per_step(config: RunConfig) -> int:
     args = trainers.given_args(config)
-    if config.trainer_type == "GRPO":
+    if config.trainer.rewarded:
         return 1  # its steps are completions; chunks are shares of steps
     return int(args.get("per_device_train_batch_size", 8)) * int(
         args.get("gradient_accumulation_steps", 1)
@@ -412,7 +413,7 @@ def _specs(configs: list[RunConfig]) -> list[dict[str, Any]]:
         {
             "id": number,
             "name": config.model.name or _label(flat[number - 1], varying) or f"run {number}",
-            "trainer_type": config.trainer_type,
+            "trainer_type": config.trainer.name,
             "config": flat[number - 1],
         }
         for number, config in enumerate(configs, start=1)

@@ -22,7 +22,7 @@ from rapidfire_jupyter.comparison import Row, deviation, fraction, learning_rate
 from rapidfire_jupyter.state import Run
 
 # Trainers whose loss is no measure of progress: it is about zero by construction.
-_NO_PROGRESS = ("GRPO", "RLOO")
+_NO_PROGRESS = ("GRPO", "RLOO", "OnlineDPO")
 _RISE = 4  # a loss that rises by this many times alpha is no plateau
 
 

@@ -134,7 +134,7 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     spec = {
         "id": number,
         "name": op.args.get("name") or f"clone of {parent.id}",
-        "trainer_type": config.trainer_type,
+        "trainer_type": config.trainer.name,
         "config": encoded,
         "parent": parent.id,
         "warm": op.args["warm"],

@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from rapidfire_jupyter.choices import List, Range
 from rapidfire_jupyter.config import (
-    Recorded,
     RFModelConfig,
     RunConfig,
     check_trainer_type,
@@ -23,6 +22,7 @@ from rapidfire_jupyter.config import (
 )
 from rapidfire_jupyter.encoding import same_key
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.recorded import Recorded
 
 MAX_RUNS = 10_000
 MAX_REPEATS = 1_000  # draws in a row without a new config, until the space counts as used up
@@ -48,11 +48,12 @@ class RFGridSearch:
 
     Args:
         configs: An RFModelConfig, or a (nested) list or List of them.
-        trainer_type: "SFT", "DPO" or "GRPO"; None takes what each config's training_args is for.
+        trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation" or a trainer
+            class; None takes what each config's training_args is for.
     """
 
     configs: Any  # Any: RFModelConfig or nested lists of it
-    trainer_type: str | None = "SFT"
+    trainer_type: str | type | None = "SFT"
 
     def __post_init__(self) -> None:
         _set_up(self)
@@ -93,13 +94,14 @@ class RFRandomSearch:
 
     Args:
         configs: An RFModelConfig, or a (nested) list or List of them.
-        trainer_type: "SFT", "DPO" or "GRPO"; None takes what each config's training_args is for.
+        trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation" or a trainer
+            class; None takes what each config's training_args is for.
         num_runs: How many to draw.
         seed: The same seed draws the same configs; no other random stream is read or moved.
     """
 
     configs: Any  # Any: RFModelConfig or nested lists of it
-    trainer_type: str | None = "SFT"
+    trainer_type: str | type | None = "SFT"
     num_runs: int = 1
     seed: int = 42
 
@@ -139,8 +141,29 @@ class RFRandomSearch:
         return f"{_runs(self.num_runs)} drawn with seed {self.seed}{_of(self.configs)}"
 
 
-def as_search(config_group: object, trainer_type: str | None = None) -> Search:
-    """The search that a config group is: one already, or a grid over a config or lists of them."""
+@dataclass(frozen=True)
+class Searches:
+    """Several searches as one, each with its own trainer type; their runs in that order."""
+
+    parts: tuple[Search, ...]
+
+    def runs(self) -> list[RunConfig]:
+        """The config of each run; those that come twice are kept once."""
+        kept: dict[Any, RunConfig] = {}  # Any: keys of same_key
+        for part in self.parts:
+            for config in part.runs():
+                kept.setdefault(same_key(config), config)
+        return list(kept.values())
+
+    def describe(self) -> str:
+        """Such as "3 runs: 2 runs: 2 training_args.beta; 1 run"."""
+        return f"{_runs(len(self.runs()))}: {'; '.join(part.describe() for part in self.parts)}"
+
+
+def as_search(config_group: object, trainer_type: str | type | None = None) -> Search:
+    """The search that a config group is: one already, a list of them, or a grid over configs."""
+    if isinstance(config_group, list | tuple) and any(isinstance(c, Search) for c in config_group):
+        return Searches(tuple(as_search(part, trainer_type) for part in config_group))
     if not isinstance(config_group, Search):
         return RFGridSearch(config_group, trainer_type)
     own = getattr(config_group, "trainer_type", None)
@@ -151,7 +174,7 @@ def as_search(config_group: object, trainer_type: str | None = None) -> Search:
     return config_group
 
 
-def as_runs(config_group: object, trainer_type: str | None = None) -> list[RunConfig]:
+def as_runs(config_group: object, trainer_type: str | type | None = None) -> list[RunConfig]:
     """The run configs that a config group stands for."""
     return as_search(config_group, trainer_type).runs()
 

@@ -13,18 +13,12 @@ from IPython.core.error import UsageError
 
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.choices import List, Range, short
-from rapidfire_jupyter.config import (
-    MODEL_ARGUMENTS,
-    TRAINING_ARGS,
-    Recorded,
-    RFLoraConfig,
-    RFModelConfig,
-    has_choices,
-    known_trainer_type,
-)
+from rapidfire_jupyter.config import MODEL_ARGUMENTS, RFModelConfig
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.experiment import Experiment
+from rapidfire_jupyter.recorded import TRAINING_ARGS, Recorded, RFLoraConfig, has_choices
 from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
+from rapidfire_jupyter.trainer_types import trainer_type_of
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_DEPTH = 20
@@ -38,7 +32,7 @@ eval_dataset: eval_rows            # create_model_fn, formatting_func, reward_fu
 peft_config:
   r: {grid: [8, 32]}               # one run of each value
   target_modules: [q_proj, v_proj]
-training_args:                     # of trainer_type: SFT, DPO or GRPO
+training_args:                     # of trainer_type: SFT, DPO, GRPO, ...
   learning_rate: {grid: [1e-3, 1e-4]}   # or {range: [1e-5, 1e-3], log: true} with num_runs: 8
 num_chunks: 8                      # as are all arguments of run_fit
 as: exp                            # the notebook variable that gets the experiment"""
@@ -199,7 +193,7 @@ def run_body(text: str, names: dict[str, Any]) -> Experiment:
         if not isinstance(given.get(key, ""), str):
             found = short(given[key])
             raise UsageError(f"line {lines[key]} of the cell: {key} takes a text, got {found}")
-    kind = known_trainer_type(given.get("trainer_type") or "SFT")
+    kind = trainer_type_of(given.get("trainer_type") or "SFT").name
     values = {}
     for key, value in given.items():
         try:

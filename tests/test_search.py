@@ -10,17 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from rapidfire_jupyter.choices import List, Range
-from rapidfire_jupyter.config import (
-    RFDPOConfig,
-    RFGRPOConfig,
-    RFLoraConfig,
-    RFModelConfig,
-    RFSFTConfig,
-    RunConfig,
-    flatten,
-)
+from rapidfire_jupyter.config import RFModelConfig, RunConfig, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.recorded import RFDPOConfig, RFGRPOConfig, RFLoraConfig, RFSFTConfig
 from rapidfire_jupyter.search import (
     RFGridSearch,
     RFRandomSearch,
@@ -295,7 +288,7 @@ def test_the_trainer_type_must_fit_the_training_arguments() -> None:
         "trainer_type='SFT' takes RFSFTConfig, got training_args=RFDPOConfig(...); "
         "use trainer_type='DPO', or RFSFTConfig(...)"
     )
-    assert "must be one of SFT, DPO, GRPO, got 'KTO'" in message(lambda: RFGridSearch(mixed, "KTO"))
+    assert "trainer_type='KTO' takes RFKTOConfig" in message(lambda: RFGridSearch(mixed, "KTO"))
     assert [run.trainer_type for run in RFGridSearch(mixed[1], "dpo").runs()] == ["DPO"]
     assert [run.trainer_type for run in RFGridSearch(mixed, None).runs()] == ["SFT", "DPO"]
 

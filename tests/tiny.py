@@ -67,13 +67,24 @@ def tokenizer():
     return made
 
 
-def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0):
-    """A Llama of random weights; the caller's random streams stay as they were."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0, scores=False):
+    """A Llama of random weights; the caller's random streams stay as they were.
 
+    With `scores` it gives one number for a text instead of tokens.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+    head, more = (
+        (LlamaForSequenceClassification, {"num_labels": 1})
+        if scores
+        else (
+            LlamaForCausalLM,
+            {},
+        )
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = LlamaForCausalLM(
+        made = head(
             LlamaConfig(
                 vocab_size=320,
                 hidden_size=hidden,
@@ -86,6 +97,7 @@ def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0):
                 pad_token_id=0,
                 bos_token_id=1,
                 eos_token_id=2,
+                **more,
             )
         )
     return made.to(dtype)
@@ -96,6 +108,7 @@ def create_model(config):
     kwargs = dict(config["model_kwargs"])
     if isinstance(kwargs.get("dtype"), str):
         kwargs["dtype"] = getattr(torch, kwargs["dtype"])
+    kwargs["scores"] = config["model_type"] == "sequence_classification"
     return model(**kwargs), tokenizer()
 
 
@@ -122,6 +135,18 @@ def dpo_rows(count=16):
             "prompt": f"{n} {sentence(n, 4)}",
             "chosen": f" {sentence(n + 1, 3 + n % 3)}",
             "rejected": f" {sentence(n + 2, 2 + n % 4)}",
+        }
+        for n in range(count)
+    ]
+
+
+def kto_rows(count=12):
+    """Answers with a label."""
+    return [
+        {
+            "prompt": f"{n} {sentence(n, 4)}",
+            "completion": f" {sentence(n + 1, 3 + n % 3)}",
+            "label": n % 3 != 1,
         }
         for n in range(count)
     ]

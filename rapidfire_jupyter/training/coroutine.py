@@ -290,7 +290,7 @@ class Coroutine:
         )
         self._install()
         notes = self._adapt_checkpoint()
-        if task.config.trainer_type == "GRPO":
+        if task.config.trainer.own_order:
             trainers.wind_on_sampler(trainer, self._start // schedule.steps_per_epoch)
         if self._extra:
             self._draws = watching.Draws(*self._extra.get("draws", (True, True)))

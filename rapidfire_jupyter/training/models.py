@@ -37,11 +37,11 @@ class ModelConfig(Mapping[str, Any]):
         model = config.model
         self._values = {
             "model_name": model.model_name,
-            "model_type": model.model_type,
+            "model_type": _model_type(config),
             "model_kwargs": dict(model.model_kwargs or {}),
             "tokenizer": model.tokenizer,
             "tokenizer_kwargs": dict(model.tokenizer_kwargs or {}),
-            "trainer_type": config.trainer_type,
+            "trainer_type": config.trainer.name,
             "training_args": dict(getattr(model.training_args, "given", {})),
             "peft_config": dict(getattr(model.peft_config, "given", {})),
             "seed": model.seed,
@@ -232,6 +232,13 @@ def source_of(function: Any) -> str:
     except (OSError, TypeError):
         text = repr(function)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _model_type(config: RunConfig) -> str:
+    """What the head is for: the user's word, else what the trainer needs."""
+    if "model_type" in config.model.given:
+        return str(config.model.model_type)
+    return "sequence_classification" if config.trainer.rows == "Reward" else "causal_lm"
 
 
 def _own(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data import formatting
-from rapidfire_jupyter.data.kinds import GENERATING
 from rapidfire_jupyter.data.layouts import recognise
 from rapidfire_jupyter.data.lengths import row_lengths
 from rapidfire_jupyter.data.mapping import chat_template, refuse_without_template, to_trl
@@ -69,6 +68,10 @@ _NOT_PREPARATION = frozenset(
         "rdrop_alpha",
     ]
 )
+
+
+# Arguments among them that decide it for trainers that pair the rows of a batch.
+_OF_BATCHES = frozenset({"per_device_train_batch_size", "loss_type"})
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def format_set(config: RunConfig, what: str, dataset: Any) -> Any:
     Raises:
         DataError: The function fails, or gives what is no text and no columns.
     """
-    generates = config.trainer_type in GENERATING
+    generates = config.trainer.generates
     text = "prompt" if generates else text_field(config)
     function = config.model.formatting_func
     return formatting.format_rows(dataset, function, what, keep=generates, text=text)
@@ -155,22 +158,23 @@ def _in_columns(
     function = config.model.formatting_func
     if function is not None:
         dataset = _formatted(config, what, dataset, kept)
-    if text_field(config) != "text":
-        return dataset  # the user says which column it is
+    rows = config.trainer.rows
+    if rows is None or text_field(config) != "text":
+        return dataset  # no layout is known, or the user says which column it is
     mapped_for = _templated(config, tokenizer)
     template = repr(getattr(mapped_for, "chat_template", None))
 
     def make() -> Any:
-        layout = recognise(dataset, config.trainer_type, what=what)
+        layout = recognise(dataset, rows, what=what)
         return to_trl(dataset, layout, mapped_for, what)
 
-    return kept.get(lambda: ("columns", config.trainer_type, template, Same(dataset)), make)
+    return kept.get(lambda: ("columns", rows, template, Same(dataset)), make)
 
 
 def _formatted(config: RunConfig, what: str, dataset: Any, kept: PreparedData) -> Any:
     def key() -> tuple[Any, ...]:
         text, *objects = formatting.key_of(config.model.formatting_func)
-        kind = ("formatted", config.trainer_type in GENERATING, text_field(config), text)
+        kind = ("formatted", config.trainer.generates, text_field(config), text)
         return (*kind, Same(dataset), *map(Same, objects))
 
     return kept.get(key, lambda: format_set(config, what, dataset))
@@ -202,7 +206,8 @@ def once(trainer_class: Any, config: RunConfig, base_name: str, kept: PreparedDa
     if original is None:
         return trainer_class
     args = config.model.training_args.given if config.model.training_args else {}
-    asked = {k: v for k, v in args.items() if k not in _NOT_PREPARATION}
+    batch = _OF_BATCHES if config.trainer.batch_prepared else frozenset()
+    asked = {k: v for k, v in args.items() if k in batch or k not in _NOT_PREPARATION}
     key = (config.trainer_type, base_name, repr(encode([asked, config.model.chat_template])))
 
     def _prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -229,6 +234,30 @@ def _refuse_bad_rows(dataset: Any, tokenizer: Any, what: str) -> None:
         raise
     except Exception:  # what it cannot read either is the trainer's error to tell
         return
+
+
+def may_be_numbered(config: RunConfig, dataset: Any) -> bool:
+    """Whether row numbers can travel along as a column.
+
+    Trainers that generate give every column to the reward functions; KTO makes two rows of a pair.
+    """
+    columns = getattr(dataset, "column_names", None) or []
+    return not config.trainer.generates and not (
+        config.trainer.rows == "KTO" and "rejected" in columns
+    )
+
+
+def follows_plan(config: RunConfig, dataset: Any) -> bool:
+    """Whether a run meets its rows in the plan's order."""
+    args = config.model.training_args
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    return (
+        not config.trainer.own_order
+        and may_be_numbered(config, dataset)
+        and strategy == "random"
+        and not getattr(args, "packing", False)
+        and hasattr(dataset, "__len__")
+    )
 
 
 def numbered(dataset: Any, args: Any, kept: PreparedData) -> Any:

@@ -93,13 +93,12 @@ def plain_trl(
     )
     writer = _Writer()
     trainer_class, args_class = trainers.trainer_classes(config)
+    ours = trainers.own_arguments(config)
+    for one in (args_class,) if ours else (args_class, trainer_class):
+        writer.name_of(one)
     values = trainers.argument_values(config, data.seed)
     values.pop("save_total_limit", None)
-    ordered = (
-        config.trainer_type != "GRPO"
-        and not values.get("packing")
-        and hasattr(data.train, "__len__")
-    )
+    ordered = prepared.follows_plan(config, sets[0])
     body = [
         f"torch.set_num_threads({torch.get_num_threads()})",
         f"set_seed({data.seed})  # as the experiment does before it loads a base",
@@ -118,7 +117,6 @@ def plain_trl(
             "list(range(len(train_dataset))))"
         )
     keywords = _keywords(writer, config)
-    ours = trainers.own_arguments(config)
     if ours:
         writer.sources.append(inspect.getsource(inspect.getmodule(trainer_class) or trainer_class))
         keywords.update({k: writer.value(v) for k, v in ours.items()})
@@ -154,13 +152,12 @@ def plain_trl(
         )
     body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
     head = [
-        f'"""Plain TRL: {config.trainer_type} run as experiment {folder.name!r} trains it."""',
+        f'"""Plain TRL: {config.trainer.name} run as experiment {folder.name!r} trains it."""',
         "import json",
         "from collections.abc import Sequence",
         "import torch",
         "from datasets import load_from_disk",
         "from transformers import set_seed",
-        f"from trl import {args_class.__name__}" + ("" if ours else f", {trainer_class.__name__}"),
         *writer.imports,
     ]
     return (
@@ -210,6 +207,8 @@ class _Writer:
         name = getattr(thing, "__name__", type(thing).__name__)
         module = getattr(thing, "__module__", "__main__")
         self._names[id(thing)] = name
+        if str(module).startswith("trl.trainer."):
+            module = "trl"
         if module not in ("__main__", None) and "<locals>" not in getattr(
             thing, "__qualname__", name
         ):
@@ -220,7 +219,7 @@ class _Writer:
         except (OSError, TypeError):
             self.sources.append(f"# {name}: its source is not known; define it here")
             return name
-        for used, value in globals_of(thing).items():
+        for used, value in _used_by(thing).items():
             if isinstance(value, types.ModuleType):
                 self.need(f"import {value.__name__} as {used}")
             elif callable(value):
@@ -248,6 +247,16 @@ class _Writer:
         return self.name_of(value) if callable(value) else repr(value)
 
 
+def _used_by(thing: Any) -> dict[str, Any]:
+    """What a function or class names but does not define: globals, and base classes."""
+    if not isinstance(thing, type):
+        return globals_of(thing)
+    used = {base.__name__: base for base in thing.__bases__ if base is not object}
+    for part in vars(thing).values():
+        used.update(globals_of(part))
+    return used
+
+
 def _model_lines(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
     reads = models.ModelConfig(config)
     values = {key: reads[key] for key in reads}
@@ -265,9 +274,10 @@ def _keywords(writer: _Writer, config: RunConfig) -> dict[str, str]:
         values = given if given is not None else model.peft_config.to_dict()
         inner = ", ".join(f"{k}={writer.value(v)}" for k, v in values.items())
         keywords["peft_config"] = f"{target[1]}({inner})"
-    if config.trainer_type == "GRPO":
+    takes = trainers.keywords_of(trainers.trainer_classes(config)[0])
+    if "reward_funcs" in takes and model.reward_funcs is not None:
         keywords["reward_funcs"] = writer.value(model.reward_funcs)
-    elif model.compute_metrics is not None:
+    if "compute_metrics" in takes and model.compute_metrics is not None:
         keywords["compute_metrics"] = writer.name_of(model.compute_metrics)
     if model.data_collator is not None:
         keywords["data_collator"] = writer.value(model.data_collator)

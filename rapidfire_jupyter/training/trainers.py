@@ -5,6 +5,7 @@ The order of rows is the chunk plan's.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,13 +73,31 @@ def trainer_classes(config: RunConfig) -> tuple[Any, Any]:
     """The trainer and config class of a run: TRL's, or its SFTTrainer with R-Drop."""
     import trl
 
-    kind = config.trainer_type
-    trainer_class = getattr(trl, f"{kind}Trainer")
+    kind = config.trainer
+    trainer_class = kind.cls or getattr(trl, f"{kind.name}Trainer")
     if own_arguments(config):
         from rapidfire_jupyter.training.rdrop import RDropSFTTrainer
 
         trainer_class = RDropSFTTrainer
-    return trainer_class, getattr(trl, f"{kind}Config")
+    return trainer_class, config.model.training_args.target_class()
+
+
+def keywords_of(trainer_class: Any) -> tuple[str, ...]:
+    """What a trainer class takes by name; of a class that passes `**kwargs` on, its parent's too.
+
+    Any: a subclass of transformers.Trainer.
+    """
+    names: dict[str, None] = {}
+    for owner in trainer_class.__mro__:
+        if "__init__" not in vars(owner):
+            continue
+        parameters = inspect.signature(owner.__init__).parameters.values()
+        passing = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        names.update({p.name: None for p in parameters if p.kind not in passing})
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    names.pop("self", None)
+    return tuple(names)
 
 
 def own_arguments(config: RunConfig) -> dict[str, Any]:
@@ -132,9 +151,7 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
         )
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"{config.trainer_type}Config refuses these arguments: {first}"
-        ) from error
+        raise ConfigError(f"{arguments_class.__name__} refuses these arguments: {first}") from error
 
 
 def peft_object(config: RunConfig) -> Any:
@@ -173,14 +190,15 @@ def build_trainer(
         tokenizer.chat_template = chat_template(config.model.chat_template)
     train, evaluation = prepared.sets(config, (data.train, data.eval), kept, tokenizer)
     keywords = {**(config.model.trainer_kwargs or {}), **own_arguments(config)}
-    if config.trainer_type == "GRPO":
+    takes = keywords_of(trainer_class)
+    if "reward_funcs" in takes and config.model.reward_funcs is not None:
         keywords["reward_funcs"] = config.model.reward_funcs
-    else:
+    if "compute_metrics" in takes and compute_metrics is not None:
+        keywords["compute_metrics"] = compute_metrics
+    if "data_collator" in takes and config.model.data_collator is not None:
+        keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
+    if prepared.may_be_numbered(config, train):
         train = prepared.numbered(train, args, kept)
-        if compute_metrics is not None:
-            keywords["compute_metrics"] = compute_metrics
-        if config.model.data_collator is not None:
-            keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
     trainer = prepared.once(trainer_class, config, base_name, kept)(
         model=model,
         args=args,
@@ -199,7 +217,7 @@ def make_schedule(
 ) -> Schedule:
     """Steps and chunk ends of a built trainer; installs the plan's order where rows are rows."""
     args = trainer.args
-    plain_order = args.train_sampling_strategy == "random" and config.trainer_type != "GRPO"
+    plain_order = args.train_sampling_strategy == "random" and not config.trainer.own_order
     aligned = rows is not None and plain_order
     if aligned and rows is not None:
         sampler = PlanSampler(plan, rows)
@@ -220,11 +238,11 @@ def make_schedule(
     _, per_epoch, *_, total = trainer.set_initial_training_values(args, loader)
     trainer.accelerator._dataloaders.clear()
     multiple = 1
-    if config.trainer_type == "GRPO":
-        every = args.steps_per_generation * args.num_iterations
+    if config.trainer.generates and config.trainer.own_order:
+        every = getattr(args, "steps_per_generation", 1) * getattr(args, "num_iterations", 1)
         multiple = every // math.gcd(every, args.gradient_accumulation_steps)
     rows_per_step = args.train_batch_size * args.gradient_accumulation_steps
-    dropped = 0 if rows is None else plan.rows - len(rows)
+    dropped = 0 if rows is None else plan.rows - len(set(rows))
     if aligned:
         ends = chunk_ends(plan, rows if dropped else None, rows_per_step, per_epoch, total)
     else:
@@ -255,7 +273,10 @@ def check_length(config: RunConfig, plan: ChunkPlan) -> None:
 
 
 def wind_on_sampler(trainer: Any, epochs: int) -> None:
-    """Bring GRPO's sampler to where it is after some epochs; no checkpoint holds its generator."""
+    """Bring a trainer's own sampler to where it is after some epochs.
+
+    Its generator is in no checkpoint.
+    """
     sampler_of = trainer._get_train_sampler
 
     def wound_on(dataset: Any = None) -> Any:

@@ -51,7 +51,7 @@ def refusal(parent: RunConfig, clone: RunConfig) -> str:
     before, after = encode(flatten(parent)), encode(flatten(clone))
     changed = {k for k in {*before, *after} if before.get(k) != after.get(k)}
     if parent.trainer_type != clone.trainer_type:
-        return f"a {parent.trainer_type} run cannot go on warm as {clone.trainer_type}"
+        return f"a {parent.trainer.name} run cannot go on warm as {clone.trainer.name}"
     for key in sorted(changed):
         head, _, tail = key.partition(".")
         if head in _OWN_START:

@@ -5,7 +5,6 @@ Any: hyperparameter values, as JSON holds them.
 
 import dataclasses
 import enum
-import importlib
 import re
 import types
 import typing
@@ -14,9 +13,10 @@ from typing import Any, Literal
 
 from rapidfire_jupyter.arguments import BOUNDS, OWNED, SECRETS, Argument, accepts
 from rapidfire_jupyter.changes import modify, trains_longer
-from rapidfire_jupyter.config import MODEL_ARGUMENTS, Recorded, RunConfig, differences, flatten
+from rapidfire_jupyter.config import MODEL_ARGUMENTS, RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.recorded import Recorded
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.ui.lines import magic_line
 from rapidfire_jupyter.ui.wire import Field, Number
@@ -34,7 +34,7 @@ def fields(config: RunConfig) -> list[Field]:
     for part, group in _GROUPS:
         inner = getattr(config.model, part)
         if isinstance(inner, Recorded):
-            helps = _helps(*inner.target)
+            helps = _helps(inner.target_class())
             for name, argument in inner.arguments().items():
                 if name in OWNED or name in SECRETS:
                     continue
@@ -133,9 +133,8 @@ def bounds(name: str) -> tuple[Number, Number]:
     return (float(low[1]) if low else None), most
 
 
-def _helps(module: str, name: str) -> dict[str, str]:
+def _helps(cls: Any) -> dict[str, str]:
     """The first sentence of each argument's documentation, where its class has it."""
-    cls = getattr(importlib.import_module(module), name)
     return {
         field.name: re.split(r"(?<=[a-z)`])\. ", " ".join(str(text).split()))[0][:200]
         for field in dataclasses.fields(cls)

@@ -88,7 +88,7 @@ def steps_per_epoch(new: RunConfig, parent: RunConfig, known: Prepared) -> int:
     """Steps in an epoch of a clone, as the trainer counts them."""
     if _step_rows(new) == _step_rows(parent):
         return known.steps_per_epoch
-    if known.rows is None or new.trainer_type == "GRPO" or _value(new, "packing"):
+    if known.rows is None or new.trainer.own_order or _value(new, "packing"):
         share = _step_rows(parent) / _step_rows(new)
         return max(1, math.ceil(known.steps_per_epoch * share))
     batch = int(_value(new, "per_device_train_batch_size"))
