@@ -230,9 +230,11 @@ class Engine:
             fresh = [i for i in queued if i not in fit.prepared]
             if fresh:
                 return fit, fresh[0]
-            run = scheduler.next_run(fit.state, fit.configs.keys() & fit.state.runs.keys())
-            if run is not None and best is None:
-                best = fit, run
+            ready = fit.configs.keys() & fit.state.runs.keys()
+            turns = scheduler.turns(fit.state, ready, fit.executor.base_to_stay_on())
+            if turns and best is None:
+                fit.executor.expect(turns)
+                best = fit, turns[0]
         return best
 
     def _take_turn(self, fit: Fit, run: int) -> None:

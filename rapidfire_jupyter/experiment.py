@@ -143,6 +143,8 @@ class Experiment:
         monitors: Any = None,
         dry_run: bool = False,
         on_alert: Any = None,
+        device_memory: int | str | None = None,
+        host_memory: int | str | None = None,
         block: bool = False,
         panel: bool = True,
         **unknown: Any,
@@ -180,6 +182,10 @@ class Experiment:
             monitors: What raises alerts; None for all of them, an empty list for none.
             dry_run: Policies only tell what they would do, see `decisions()`.
             on_alert: Functions `f(alert)` that get each alert as a dict, and URLs it is posted to.
+            device_memory: What bases and runs may hold on the device at a time, as bytes, "20 GB"
+                or "80%"; the rest waits in host memory or on disk. None moves nothing.
+            host_memory: What may wait in host memory, likewise; beyond it is the disk. None is 80 %
+                of what is free; nothing without a GPU.
             block: Wait until all runs are done.
             panel: Show the live panel under the cell, in a notebook.
             unknown: Refused, with the nearest name.
@@ -235,6 +241,8 @@ class Experiment:
             oversight=oversight,
             strategy=strategy,
             stratify=stratify,
+            device_memory=device_memory,
+            host_memory=host_memory,
         )
         with self._fitting:
             try:

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,7 @@ class Fit:
             step=report.step,
             notes=list(report.notes),
             disk_bytes=report.disk_bytes,
+            memory=asdict(report.needs),
         )
         for reason in report.inexact:
             self.emit("run_inexact", run, reason=reason)

@@ -37,6 +37,7 @@ from rapidfire_jupyter.fit import Fit, Pace
 from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.search import as_search
 from rapidfire_jupyter.state import State
+from rapidfire_jupyter.training import budget as budgets
 from rapidfire_jupyter.training import context, models, prepared, process, trainers
 
 EXIT_SECONDS = 3.5
@@ -67,6 +68,8 @@ class Request:
     oversight: Oversight
     strategy: Any
     stratify: str | None
+    device_memory: int | str | None = None
+    host_memory: int | str | None = None
 
 
 def start(
@@ -80,6 +83,7 @@ def start(
         ExperimentError: The experiment was made with something else.
     """
     _check_numbers(request)
+    budget = _budget(request)
     process.install()
     search = as_search(request.config_group, request.trainer_type)
     configs = search.runs()
@@ -126,7 +130,9 @@ def start(
         evaluation is not None,
         request.isolation == "cells",
     )
-    executor = LocalExecutor(folder, data, create_model, request.keep_checkpoints, log.append)
+    executor = LocalExecutor(
+        folder, data, create_model, request.keep_checkpoints, log.append, budget
+    )
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
     fit.oversight = request.oversight
     if fresh:
@@ -197,6 +203,15 @@ def _check_numbers(request: Request) -> None:
         raise ConfigError(f"seed must be less than 2**32 (numpy's limit), got {request.seed}")
     if request.isolation not in ("mark", "cells"):
         raise ConfigError(f'isolation must be "mark" or "cells", got {request.isolation!r}')
+
+
+def _budget(request: Request) -> budgets.Budget | None:
+    if request.device_memory is None:
+        if request.host_memory is not None:
+            raise ConfigError("host_memory is for what device_memory has no room for; give both")
+        return None
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    return budgets.budget(request.device_memory, request.host_memory, device)
 
 
 def _check_config(

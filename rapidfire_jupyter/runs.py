@@ -69,6 +69,21 @@ class RunView:
         return Exactness(self.facts.inexact)
 
     @property
+    def memory(self) -> "Memory | None":
+        """What it takes of the device's memory; None until it was prepared."""
+        prepared = [
+            e.data["memory"]
+            for e in self._experiment.events
+            if e.kind == "run_prepared" and e.run == self.id and "memory" in e.data
+        ]
+        peaks = [
+            e.data["device_bytes"]
+            for e in self._experiment.events
+            if e.kind == "slice_ended" and e.run == self.id and e.data.get("device_bytes")
+        ]
+        return Memory(prepared[-1], max(peaks, default=None)) if prepared else None
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """Everything it logged, in order. Any: numbers."""
         return state.history(self._experiment.events, self.id)
@@ -210,6 +225,35 @@ class Exactness:
 
     def __repr__(self) -> str:
         return "exact" if self else "not exact: " + "; ".join(self.reasons)
+
+
+class Memory:
+    """Bytes that a run takes of its device, by kind; `base` may be shared with other runs.
+
+    `peak` is the most that the device had in use in one of its slices; None where it does not tell.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], peak: int | None) -> None:  # Any: JSON values
+        self.base, self.weights = int(parts["base"]), int(parts["weights"])
+        self.gradients, self.optimizer = int(parts["gradients"]), int(parts["optimizer"])
+        self.activations, self.measured = int(parts["activations"]), bool(parts["measured"])
+        self.peak = peak
+
+    @property
+    def own(self) -> int:
+        """What it adds to its base."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def __repr__(self) -> str:
+        parts = ["base", "weights", "gradients", "optimizer", "activations"]
+        text = ", ".join(f"{name} {_mib(getattr(self, name))}" for name in parts)
+        text += " (measured)" if self.measured else " (estimated)"
+        peak = "" if self.peak is None else f"; peak of the device {_mib(self.peak)}"
+        return f"{_mib(self.base + self.own)}: {text}{peak}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"
 
 
 class RunTable:

@@ -6,7 +6,7 @@ experiment. It knows no scheduler, no state and no user interface: it does as to
 
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,18 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter.config import RunConfig
-from rapidfire_jupyter.training import checkpoints, messages, models, prepared, session, trainers
+from rapidfire_jupyter.training import (
+    checkpoints,
+    messages,
+    models,
+    prepared,
+    residency,
+    session,
+    trainers,
+)
+from rapidfire_jupyter.training.budget import Budget
 
+OFFLOAD = "offload"  # folder of what neither device nor host memory holds
 Emit = Callable[..., Any]  # emit(kind, run, sync=..., **data)
 
 
@@ -38,6 +48,7 @@ class LocalExecutor:
         create_model: models.CreateModel,
         keep: int,
         emit: Emit,
+        budget: Budget | None = None,
     ) -> None:
         self._folder, self.data, self.keep = folder, data, keep
         self.create_model = create_model
@@ -49,6 +60,15 @@ class LocalExecutor:
         self._failed_write: BaseException | None = None
         self._writer = checkpoints.Writer()
         self._lock = threading.Lock()
+        self._device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        self._turns: tuple[int, ...] = ()
+        self._base_of: dict[int, str] = {}
+        self._last: int | None = None  # the run that trained last
+        self._residency: residency.Residency | None = None
+        if budget is not None:
+            offload = folder / OFFLOAD
+            shutil.rmtree(offload, ignore_errors=True)  # of a kernel that died; nothing is lost
+            self._residency = residency.Residency(self._device, budget, offload)
 
     def is_open(self, run: int) -> bool:
         """Whether the run has a live trainer here."""
@@ -70,6 +90,7 @@ class LocalExecutor:
             resume=resume,
             source=order.source if resume is None else None,
             emit=lambda kind, /, **data: self._emit(kind, order.run, **data),
+            room=None if self._residency is None else residency.Room(self._residency, order.run),
         )
         opened = session.Session(task)
         self._sessions[order.run] = opened
@@ -77,7 +98,24 @@ class LocalExecutor:
 
     def command(self, run: int, command: messages.Command) -> messages.Report:
         """Give a run's session a command; blocks until the run hands the baton back."""
+        refused = self._bring_in(run, command)
+        if refused is not None:
+            self.close(run)
+            return refused
         return self._settle(run, self._sessions[run].command(command))
+
+    def expect(self, turns: Sequence[int]) -> None:
+        """Tell which runs train next, in order: what they need is moved away last."""
+        self._turns = tuple(turns)
+        if self._residency is not None:
+            self._residency.expect(self._turns)
+
+    def base_to_stay_on(self) -> str:
+        """The base whose runs should go first, since another would have to be brought in; or ""."""
+        there = self._residency
+        if there is None or all(there.is_resident(base.name) for base in self._bases):
+            return ""
+        return self._base_of.get(self._last or 0, "")
 
     def ask(self, run: int, wanted: bool) -> None:
         """Ask a training run to hand over at its next boundary, or take that back. Any thread."""
@@ -121,13 +159,17 @@ class LocalExecutor:
         opened = self._sessions.pop(run, None)
         if opened is not None:
             opened.command(messages.Close())
+            self._forget(run)
 
     def end(self) -> None:
         """Close every session, finish writing, and let go of bases and data."""
         for run in list(self._sessions):
             self.close(run)
         self._writer.close()
+        for base in self._bases:
+            self._forget(base.name)
         self._bases.clear()
+        shutil.rmtree(self._folder / OFFLOAD, ignore_errors=True)
         self._prepared.clear()
 
     def check_bases(self) -> None:
@@ -137,7 +179,8 @@ class LocalExecutor:
             RapidFireError: One did.
         """
         for base in self._bases:
-            models.check_untouched(base)
+            if self._residency is None or self._residency.is_resident(base.name):
+                models.check_untouched(base)
 
     def sets(self, config: RunConfig) -> tuple[Any, Any]:
         """Both data sets as a run's trainer gets them. Any thread.
@@ -155,9 +198,31 @@ class LocalExecutor:
         shutil.rmtree(self.run_dir(run) / checkpoints.STAGING, ignore_errors=True)
 
     def _settle(self, run: int, report: messages.Report) -> messages.Report:
+        self._last = run
+        if isinstance(report, messages.Prepared):
+            self._base_of[run] = report.base
         if isinstance(report, messages.Failed | messages.Closed):
             self._sessions.pop(run, None)
+            self._forget(run)
         return report
+
+    def _bring_in(self, run: int, command: messages.Command) -> messages.Failed | None:
+        """Bring to the device what a command will use; how it failed, if there is no room."""
+        there = self._residency
+        if there is None or isinstance(command, messages.Close | messages.AbortEvaluation):
+            return None
+        try:
+            there.admit(run)
+        except torch.OutOfMemoryError as error:
+            return messages.Failed(f"OutOfMemoryError: {error}", "", False, "training")
+        coming = next((turn for turn in self._turns if turn != run), None)
+        if coming is not None and isinstance(command, messages.Advance):
+            there.prefetch(run, coming)
+        return None
+
+    def _forget(self, owner: int | str) -> None:
+        if self._residency is not None:
+            self._residency.forget(owner)
 
     def _accept(self, run: int, saved: messages.Saved, target: Path, kind: str) -> None:
         def done(error: BaseException | None) -> None:
@@ -174,14 +239,30 @@ class LocalExecutor:
 
     def _base(self, config: RunConfig) -> models.Base:
         """The base of a config, loaded at its first use. Called in run threads, one at a time."""
+        there = self._residency
         for base in self._bases:
             if models.serves(base, config, self.create_model):
+                if there is not None:
+                    there.admit(base.name)
                 return base
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
         name = f"base-{len(self._bases) + 1}"
-        base = models.load_base(config, self.create_model, device, name)
+        if there is None:
+            base = models.load_base(config, self.create_model, self._device, name)
+        else:
+            base = models.load_base(
+                config,
+                self.create_model,
+                self._device,
+                name,
+                lambda size_bytes: there.make_room(size_bytes, name, f"the base model {name}"),
+            )
+            there.settle(name, [*base.model.parameters(), *base.model.buffers()], 0, fixed=True)
         self._bases.append(base)
         return base
+
+    def moved(self) -> residency.Moved | None:
+        """What was moved to keep within the device's budget; None if there is no budget."""
+        return None if self._residency is None else self._residency.moved
 
     def facts(self) -> Mapping[str, Any]:
         """Counts for status displays and tests: open sessions and loaded bases. Any: numbers."""

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
-from rapidfire_jupyter.training import checkpoints, memory, output, trainers, warm, watching
+from rapidfire_jupyter.training import (
+    checkpoints,
+    estimates,
+    memory,
+    output,
+    trainers,
+    warm,
+    watching,
+)
 from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
@@ -91,6 +100,7 @@ class Coroutine:
         self._trainer: Any = None
         self._context: Any = None
         self._schedule: Any = None
+        self._needs = estimates.Footprint(0, 0, 0, 0, 0)
         self._save_wanted = False
         self._epoch_closing = False
         self._in_evaluation = False
@@ -147,6 +157,8 @@ class Coroutine:
         """Give the baton back and obey commands until one lets this run go on."""
         if self._begun:
             self._mark_neighbours()
+        if self._task is not None and self._task.room is not None:
+            self._task.room.park(self._trainer)
         while True:
             self._context.leave()
             self._reports.put(report)
@@ -223,6 +235,10 @@ class Coroutine:
             "steps_per_epoch": self._schedule.steps_per_epoch,
             "rows_per_step": self._schedule.rows_per_step,
             "redo_evaluation": self._in_evaluation,
+            "activations": [
+                self._needs.activations // trainer.args.per_device_train_batch_size,  # of a row
+                self._needs.measured,
+            ],
         }
         try:
             folder = checkpoints.stage(trainer, task.run_dir, facts)
@@ -271,6 +287,8 @@ class Coroutine:
         set_seed(task.data.seed)
         base = task.base()
         peft_config = trainers.peft_object(task.config)
+        if task.room is not None and peft_config is None:
+            task.room.build(base.name, base.trainable_bytes())
         compute_metrics = safe_compute_metrics(task.config.model.compute_metrics, self._warn)
         trainer, rows = trainers.build_trainer(
             task.config,
@@ -282,8 +300,11 @@ class Coroutine:
             compute_metrics,
         )
         self._trainer = trainer
+        check_untouched(base)
+        needs = estimates.footprint(trainer, base.model)
+        if task.room is not None:  # what is sure must fit before anything is tried
+            task.room.take(trainer, needs)
         with watching.untouched(trainer):
-            check_untouched(base)
             check_adapter_reaches(trainer.model)
         schedule = self._schedule = trainers.make_schedule(
             trainer, task.config, task.data.plan, rows
@@ -295,15 +316,20 @@ class Coroutine:
         if self._extra:
             self._draws = watching.Draws(*self._extra.get("draws", (True, True)))
             inexact = self._restart_reasons()
+            row_bytes, measured = self._extra.get("activations", (0, False))
+            kept = row_bytes * trainer.args.per_device_train_batch_size
         else:
-            self._draws, inexact = watching.rehearse(trainer), ()
+            with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
+                self._draws, inexact = watching.rehearse(trainer), ()
+            kept, measured = estimates.activations(trainer, found)
+        self._needs = needs = replace(needs, activations=kept, measured=measured)
+        if task.room is not None:
+            task.room.take(trainer, needs)
         storage.write_json(task.run_dir / "peek.json", watching.first_batch(trainer))
-        trained = sum(
-            p.numel() * p.element_size() for p in trainer.model.parameters() if p.requires_grad
-        )
         if cells.overlapped(self._cells) and self._resume is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
-        return Prepared(schedule, self._start, base.name, 3 * trained, inexact, notes)
+        disk_bytes = 3 * needs.gradients  # weights and two moments
+        return Prepared(schedule, self._start, base.name, disk_bytes, inexact, notes, needs)
 
     def _restart_reasons(self) -> tuple[str, ...]:
         """Why a run that goes on from a checkpoint may not be exact."""

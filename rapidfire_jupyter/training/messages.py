@@ -7,9 +7,11 @@ from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import checkpoints, trainers
+from rapidfire_jupyter.training.estimates import Footprint
 from rapidfire_jupyter.training.memory import Phase
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
+from rapidfire_jupyter.training.residency import Room
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Task:
         resume: A good checkpoint to go on from, or None.
         source: A parent's checkpoint that a warm clone starts from.
         emit: Appends an event: `emit(kind, **data)`. Called in the run's thread.
+        room: Its place on a device whose memory has a budget.
     """
 
     run_id: int
@@ -32,6 +35,7 @@ class Task:
     resume: checkpoints.Checkpoint | None
     source: Path | None
     emit: Callable[..., Any]
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Prepared:
     Attributes:
         disk_bytes: Size of one checkpoint, estimated.
         notes: What the user should know of how it starts.
+        needs: The memory it takes.
     """
 
     schedule: trainers.Schedule
@@ -90,6 +95,7 @@ class Prepared:
     disk_bytes: int
     inexact: tuple[str, ...]
     notes: tuple[str, ...]
+    needs: Footprint
 
 
 @dataclass(frozen=True)

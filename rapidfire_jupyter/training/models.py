@@ -81,11 +81,23 @@ class Base:
     trainable: frozenset[str]
     print: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
+    def trainable_bytes(self) -> int:
+        """Bytes of what a run without adapter trains, and so has for itself."""
+        named = self.model.named_parameters()
+        return sum(p.numel() * p.element_size() for n, p in named if n in self.trainable)
+
 
 def load_base(
-    config: RunConfig, create_model: CreateModel, device: torch.device, name: str
+    config: RunConfig,
+    create_model: CreateModel,
+    device: torch.device,
+    name: str,
+    before_moving: Callable[[int], None] = lambda size_bytes: None,
 ) -> Base:
     """Call the user's function once and take over its model without touching it.
+
+    Args:
+        before_moving: Called with the model's size before it is put on the device.
 
     Raises:
         ConfigError: The function gives something other than (model, tokenizer).
@@ -102,6 +114,7 @@ def load_base(
     trainable = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     memo: dict[int, Any] = {id(p): _own(p, device) for p in model.parameters()}
     own = copy.deepcopy(model, memo)
+    before_moving(sum(p.numel() * p.element_size() for p in own.parameters()))
     if device.type != "cpu":
         own.to(device)
     _drop_traces_of_trainers(own)
@@ -129,7 +142,10 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any) -> tuple[Any, Any]
 
 
 def fingerprint(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """What tells whether a base was touched: storage, version, dtype and strided sum by tensor."""
+    """What tells whether a base was touched: dtype, device and a strided sum by tensor.
+
+    Not its address: what was moved away and back has another one.
+    """
     return {name: _tensor_print(p) for name, p in model.named_parameters()}
 
 
@@ -291,7 +307,7 @@ def _tensor_print(tensor: torch.Tensor) -> tuple[Any, ...]:
     stride = max(1, flat.numel() // 1024)
     sample = flat[::stride]
     total = float(sample.double().sum()) if sample.is_floating_point() else int(sample.long().sum())
-    return (tensor.data_ptr(), tensor.requires_grad, tensor.dtype, str(tensor.device), total)
+    return (tensor.requires_grad, tensor.dtype, str(tensor.device), total)
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

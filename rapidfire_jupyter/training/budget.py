@@ -1,0 +1,71 @@
+"""How much memory a device may hold, as a user says it.
+
+Sizes are bytes, or texts such as "80%", "20 GB" and "512 MiB".
+"""
+
+import re
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from rapidfire_jupyter.errors import ConfigError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]i?b|b)")
+_UNITS = {"b": 1, **{p + "b": 1000**n for n, p in enumerate("kmgt", 1)}}
+_UNITS |= {p + "ib": 1024**n for n, p in enumerate("kmgt", 1)}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be on the device, and beside it in host memory, in bytes."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+def mib(size_bytes: float) -> str:
+    """A size in words."""
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+def budget(device_memory: int | str, host_memory: int | str | None, device: torch.device) -> Budget:
+    """What "80%", "20 GB" or a number of bytes is on this machine.
+
+    Args:
+        host_memory: None takes 80 % of what is free; on a CPU nothing, where it is the same memory.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    free = int(psutil.virtual_memory().available)
+    if host_memory is None:
+        host = 0 if device.type == "cpu" else free * 8 // 10
+    else:
+        host = _bytes("host_memory", host_memory, free)
+    whole = _bytes("device_memory", device_memory, _device_bytes(device))
+    if whole <= 0:
+        raise ConfigError(f"device_memory must be over 0, got {device_memory!r}")
+    return Budget(whole, host)
+
+
+def _device_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory())
+    return int(psutil.virtual_memory().total)
+
+
+def _bytes(name: str, value: int | str, whole: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(
+            f'{name} must be a share such as "80%", a size such as "20 GB", or bytes, got {value!r}'
+        )
+    number, unit = float(match[1]), match[2]
+    if unit == "%" and number > 100:
+        raise ConfigError(f"{name} must be at most 100%, got {value!r}")
+    return int(number * (whole / 100 if unit == "%" else _UNITS[unit]))

@@ -1,0 +1,200 @@
+"""How much memory a run takes, and of what: weights, gradients, optimizer, activations.
+
+Weights and gradients are counted, optimizer states follow from the optimizer's name, activations
+from a rough formula until a rehearsal has measured them.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a run on its device.
+
+    Attributes:
+        base: Frozen weights, which it may share.
+        weights: Weights of its own: adapter, or all that it trains.
+        activations: What a step keeps for its backward pass.
+        measured: The activations were measured.
+    """
+
+    base: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    measured: bool = False
+
+    @property
+    def own(self) -> int:
+        """What this run adds to its base."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
+    def whole(self) -> int:
+        """What a device needs for this run alone."""
+        return self.base + self.own
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides a transformer's activations."""
+
+    hidden: int
+    layers: int
+    intermediate: int
+    vocabulary: int
+
+
+def shape_of(config: Any) -> Shape:
+    """The shape in a model's config. Any: a Hugging Face config."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    hidden = int(getattr(text, "hidden_size", 0) or getattr(text, "d_model", 0) or 0)
+    return Shape(
+        hidden,
+        int(getattr(text, "num_hidden_layers", 0) or 0),
+        int(getattr(text, "intermediate_size", 0) or 4 * hidden),
+        int(getattr(text, "vocab_size", 0) or 0),
+    )
+
+
+def activation_bytes(
+    shape: Shape, tokens: int, value_bytes: int, checkpointing: bool, logits: bool
+) -> int:
+    """Activations that a micro-batch keeps for the backward pass, roughly.
+
+    A layer keeps 34 bytes for each token and hidden value at 16 bit where attention scores are not
+    stored and its MLP is 4 times as wide (Korthikanti et al. 2022, arXiv:2205.05198, equation 2):
+    18 for attention and norms, and 4 for each value of the MLP's width. Gated MLPs keep two tensors
+    of that width more, so 8. With checkpointing a layer keeps its input only, and one layer at a
+    time keeps all.
+
+    Args:
+        tokens: Of a micro-batch, padding included.
+        value_bytes: Of one activation: 2 in 16 bit.
+        logits: The logits are kept whole: as they are, in float32, and their gradient.
+    """
+    layer = tokens * (18 * shape.hidden + 8 * shape.intermediate) * value_bytes // 2
+    inputs = tokens * shape.hidden * value_bytes * shape.layers
+    layers = inputs + layer if checkpointing else layer * shape.layers
+    return layers + (tokens * shape.vocabulary * (value_bytes + 8) if logits else 0)
+
+
+def optimizer_bytes(name: str, tensors: list[torch.Tensor]) -> int:
+    """States of an optimizer, by its name in TrainingArguments.
+
+    Adam keeps two values for each parameter in its dtype, others one or none; "8bit" keeps bytes
+    and a float32 for each 256 of them (bitsandbytes' blocks); Adafactor a row and a column.
+    """
+    if "adafactor" in name:
+        return sum(4 * (sum(t.shape[-2:]) if t.dim() > 1 else t.numel()) for t in tensors)
+    if name in ("sgd",):
+        return 0
+    states = 1 if any(one in name for one in ("rmsprop", "adagrad", "lion")) else 2
+    if "8bit" in name:
+        return sum(states * (t.numel() + 4 * math.ceil(t.numel() / 256)) for t in tensors)
+    return sum(states * t.numel() * t.element_size() for t in tensors)
+
+
+def weights_of(model: nn.Module, base: nn.Module) -> tuple[int, int, list[torch.Tensor]]:
+    """Bytes that a model shares with its base, bytes of its own, and what it trains."""
+    of_base = {id(p) for p in base.parameters()}
+    shared = own = 0
+    for parameter in model.parameters():
+        size_bytes = parameter.numel() * parameter.element_size()
+        shared += size_bytes if id(parameter) in of_base else 0
+        own += 0 if id(parameter) in of_base else size_bytes
+    return shared, own, [p for p in model.parameters() if p.requires_grad]
+
+
+def footprint(trainer: Any, base: nn.Module) -> Footprint:
+    """What a built trainer takes for sure, without activations. Any: a TRL trainer."""
+    shared, own, trained = weights_of(trainer.model, base)
+    gradients = sum(p.numel() * p.element_size() for p in trained)
+    optim = optimizer_bytes(str(getattr(trainer.args.optim, "value", trainer.args.optim)), trained)
+    return Footprint(shared, own, gradients, optim, 0)
+
+
+def expected_activations(trainer: Any, tokens: int) -> int:
+    """Activations of a trainer's micro-batch of so many tokens, by the formula. Any: a trainer."""
+    args, model = trainer.args, trainer.model
+    value_bytes = 2 if args.bf16 or args.fp16 else model.dtype.itemsize
+    chunked = type(trainer).__name__.startswith("SFT")  # TRL's SFT loss takes logits in chunks
+    checkpointing = bool(args.gradient_checkpointing)
+    return activation_bytes(
+        shape_of(model.config), tokens, value_bytes, checkpointing, logits=not chunked
+    )
+
+
+class Measured:
+    """Filled in by `measuring`.
+
+    Attributes:
+        size_bytes: What was kept for backward passes; None if it was not measured.
+        tokens: Of the largest batch that the model was given, padding included.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes: int | None = None
+        self.tokens = 0
+
+
+@contextmanager
+def measuring(model: Any, skip: bool = False) -> Iterator[Measured]:
+    """Measure a rehearsed step: on a GPU its peak but for gradients, else the tensors saved.
+
+    Args:
+        model: A Hugging Face model, with an adapter or without. Any: they share no type.
+        skip: Measure nothing: hooks would make a compiled model compile anew.
+    """
+    found = Measured()
+    if skip:
+        yield found
+        return
+
+    def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        found.tokens = max(found.tokens, inputs[0].numel())
+
+    hook = model.get_input_embeddings().register_forward_pre_hook(look)
+    try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            yield found
+            gradients = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
+            peak = torch.cuda.max_memory_allocated()
+            found.size_bytes = max(0, peak - before - gradients)
+        else:
+            seen: dict[int, int] = {}
+            weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+            def keep(tensor: torch.Tensor) -> torch.Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in weights:
+                    seen[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                yield found
+            found.size_bytes = sum(seen.values())
+    finally:
+        hook.remove()
+
+
+def activations(trainer: Any, found: Measured) -> tuple[int, bool]:
+    """Activations of a rehearsed trainer in bytes, and whether they are measured.
+
+    On a CPU what checkpointed layers keep is not seen, so the formula's share is added.
+    """
+    expected = expected_activations(trainer, found.tokens)
+    if found.size_bytes is None:
+        return expected, False
+    hidden = trainer.args.gradient_checkpointing and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return found.size_bytes + (expected if hidden else 0), True
