@@ -29,7 +29,6 @@ class Alert:
         text: What, with numbers, and what it may come from.
         remedies: Label, op and args each, to be asked for by `op_of`.
         episode: Step (or Unix time) at which it began: one alert for each kind, run and episode.
-        automatic: The first remedy is to be done without asking.
     """
 
     kind: str
@@ -39,7 +38,6 @@ class Alert:
     level: Level
     remedies: tuple[Remedy, ...] = ()
     episode: int = 0
-    automatic: bool = False
 
     @property
     def key(self) -> str:
@@ -62,7 +60,6 @@ def to_dict(alert: Alert) -> dict[str, Any]:
         "text": alert.text,
         "level": alert.level,
         "remedies": [[label, kind, dict(args)] for label, kind, args in alert.remedies],
-        "automatic": alert.automatic,
     }
 
 

@@ -19,7 +19,7 @@ from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ranking import At, check_logged, scores_of, where
 from rapidfire_jupyter.state import State
 
-_INSTALL = "pip install optuna scikit-learn"
+_INSTALL = "pip install 'rapidfire-jupyter[optuna]'"
 
 
 def effects(

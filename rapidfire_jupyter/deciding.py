@@ -24,7 +24,7 @@ from rapidfire_jupyter.ops import Op, OpHandle, Verdict
 logger = logging.getLogger(__name__)
 
 MOST_ROUNDS = 20  # of decisions that follow from each other, in one go
-_NEWS = frozenset({"slice_ended", "run_completed", "run_failed", "op", "fit_started", "attached"})
+_NEWS = frozenset({"run_completed", "run_failed", "op", "fit_started", "attached"})
 
 
 def look(fit: Fit) -> None:
@@ -48,12 +48,11 @@ def look(fit: Fit) -> None:
 
 
 def watch(fit: Fit) -> None:
-    """Let monitors look at what is new; the first remedy of an automatic alert is done at once."""
-    fit.urgent = False
+    """Let monitors look at what is new."""
     known = fit.ledger
     events = fit.log.since(known.next_seq)
     known.read(events)
-    fit.news = fit.news or any(event.kind in _NEWS for event in events)
+    fit.news = fit.news or any(_is_news(fit, event) for event in events)
     changed = {e.run for e in events if e.kind in ("logged", "slice_ended") and e.run is not None}
     runs = {i: fit.state.runs[i] for i in sorted(changed) if i in fit.state.runs}
     part = replace(fit.state, runs=runs)
@@ -63,13 +62,18 @@ def watch(fit: Fit) -> None:
         _raise(fit, alert)
 
 
+def _is_news(fit: Fit, event: Event) -> bool:
+    """Whether policies are asked after this: they judge runs at chunk ends."""
+    if event.kind == "slice_ended" and event.run is not None:
+        return event.data["step"] in fit.state.runs[event.run].chunk_ends
+    return event.kind in _NEWS
+
+
 def _raise(fit: Fit, alert: alerts.Alert) -> None:
     data = alerts.to_dict(alert)
-    fit.emit("alert", alert.run, sync=alert.automatic, **data)
+    fit.emit("alert", alert.run, **data)
     told = {"experiment": fit.folder.name, "run": alert.run, **data}
     webhooks.tell(fit.oversight.listeners, told, lambda text: _note(fit, text))
-    if alert.automatic:
-        _perform(fit, alerts.op_of(alert, 0, by="monitor"), alert.text)
 
 
 def _note(fit: Fit, text: str) -> None:
@@ -141,24 +145,9 @@ def rehearsed(events: Iterable[Event]) -> list[Decision]:
 
 
 def _ask_again(fit: Fit) -> None:
-    """Do what an earlier kernel decided or was to do, and died before."""
-    events = fit.log.since(0)
+    """Do what an earlier kernel decided and died before."""
     if fit.oversight.policies and not fit.oversight.dry_run:
-        _perform_all(fit, decisions.unanswered(events))
-    for event in _unremedied(events):
-        _, kind, args = event.data["remedies"][0]
-        _perform(fit, Op(kind, event.run, args, by="monitor"), event.data["text"])
-
-
-def _unremedied(events: Iterable[Event]) -> list[Event]:
-    """Automatic alerts whose remedy was never asked for."""
-    waiting: dict[int | None, Event] = {}
-    for event in events:
-        if event.kind == "alert" and event.data.get("automatic"):
-            waiting[event.run] = event
-        elif event.kind == "op" and event.data.get("by") == "monitor":
-            waiting.pop(event.run, None)
-    return list(waiting.values())
+        _perform_all(fit, decisions.unanswered(fit.log.since(0)))
 
 
 def _perform(fit: Fit, op: Op, why: str) -> OpHandle:

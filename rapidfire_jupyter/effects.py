@@ -15,6 +15,7 @@ from statistics import NormalDist, fmean
 from typing import Any, Literal
 
 from rapidfire_jupyter.comparison import NOISE, deviation
+from rapidfire_jupyter.repeats import SEEDS
 from rapidfire_jupyter.state import Run
 
 Verdict = Literal["better", "worse", "tie", "unclear"]
@@ -23,7 +24,6 @@ Scores = Mapping[int, float]
 
 _NO_FACTORS = ("name",)
 _FEW = 8  # values; with fewer a bootstrap interval is too narrow
-_SEEDS = ("training_args.seed", "training_args.data_seed", "seed")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def factors(runs: Sequence[Run]) -> list[Factor]:
     names = dict.fromkeys(name for run in runs for name in run.config)
     grouped: dict[tuple[int, ...], list[str]] = {}
     for name in names:
-        if name in _NO_FACTORS or name in _SEEDS:
+        if name in _NO_FACTORS or name in SEEDS:
             continue
         texts = [_text(run.config.get(name)) for run in runs]
         seen: dict[str, int] = {}
@@ -210,7 +210,7 @@ def pairs_of(
 
 def seeds_of(runs: Iterable[Run]) -> dict[int, str]:
     """What seeds a run was given, as text."""
-    return {r.id: _text([r.config.get(name) for name in _SEEDS]) for r in runs}
+    return {r.id: _text([r.config.get(name) for name in SEEDS]) for r in runs}
 
 
 def confounders(factor: Factor, others: Sequence[Factor], runs: Sequence[int]) -> tuple[str, ...]:

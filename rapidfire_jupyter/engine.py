@@ -326,8 +326,6 @@ class Engine:
             while self._hold.is_set() and not self._exiting:
                 self._wait(holding=True)
             self._read_inbox()
-            if fit.urgent and not self._exiting:
-                deciding.watch(fit)
             known = fit.state.runs.get(run)
             if self._exiting or known is None or not fit.executor.is_open(run):
                 return None

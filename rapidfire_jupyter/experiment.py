@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import findings, folders, front_ends, showing, state, storage
+from rapidfire_jupyter import analyses, findings, folders, front_ends, showing, state, storage
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
@@ -21,7 +21,6 @@ from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.oversight import overseeing
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
-from rapidfire_jupyter.ui.view import lower_is_better
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from rapidfire_jupyter.data.balance import Balance
     from rapidfire_jupyter.fit import Fit
+    from rapidfire_jupyter.ranking import At
     from rapidfire_jupyter.ui.panel import Panel
 
 _open: dict[Path, "Experiment"] = {}
@@ -365,33 +365,105 @@ class Experiment:
         return table[first + [c for c in table.columns if c not in first]]
 
     def best(
-        self, metric: str = "eval_loss", mode: Literal["min", "max"] | None = None
+        self,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        at: "At | None" = None,
     ) -> "RunView":
-        """The run whose last value of a metric is best.
+        """The best run by a metric; a half-trained one never beats one that has finished.
 
         Args:
+            metric: A logged name; None takes eval_loss, or loss where nothing is evaluated.
             mode: Which way is better; None takes "min" for names with loss, perplexity or error.
+            at: "end" ranks runs that have finished, by their last value. "same_fraction" ranks all
+                where they stood at the largest fraction of the schedule that those which go on
+                have reached; a number is that fraction. None is "end" once nothing trains, and
+                "same_fraction" before, or if no run has finished.
 
         Raises:
-            OpError: No run has logged this metric.
+            OpError: No run has logged this metric, or none can be ranked there.
         """
-        low = mode == "min" or (mode is None and lower_is_better(metric))
-        scores = {}
-        for run in self.runs:
-            values = [row[metric] for row in run.rows if metric in row]
-            if values and run.status != "deleted" and values[-1] == values[-1]:
-                scores[run.id] = values[-1]
-        if not scores:
-            known = sorted(
-                {k for r in self.runs for row in r.rows for k in row} - {"step", "epoch"}
-            )
-            raise OpError(
-                f"no run has logged {metric!r}"
-                + (closest(metric, known) or f"; logged: {', '.join(known) or 'nothing yet'}")
-            )
-        return self.run(
-            (min if low else max)(scores, key=lambda i: (scores[i], i) if low else (scores[i], -i))
-        )
+        return analyses.best(self, metric, mode, at)
+
+    def ranking(
+        self,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        at: "At | None" = None,
+    ) -> "analyses.Finding":
+        """All runs in order, with ties, and why those without a rank have none. Args as `best`."""
+        return analyses.rank(self, metric, mode, at)
+
+    def compare(
+        self,
+        first: int,
+        second: int,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+    ) -> "analyses.Finding":
+        """Two runs side by side, at the largest fraction of the schedule that both have reached.
+
+        Raises:
+            OpError: There is no such run, or no fraction at which both have a value.
+        """
+        return analyses.compare(self, first, second, metric, mode)
+
+    def effects(
+        self,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        at: "At" = "end",
+        *,
+        noise: float | None = None,
+        seed: int = 0,
+    ) -> "analyses.Finding":
+        """What each hyperparameter did: paired differences over otherwise equal configs.
+
+        Each has a 95 % bootstrap interval and a verdict; interactions of two and what cannot be
+        separated are told in `notes`. Warm clones are left out.
+
+        Args:
+            metric: As in `best`.
+            mode: As in `best`.
+            at: "end" takes finished runs, "same_fraction" or a number all that came that far.
+            noise: Relative difference that is a tie; None takes what `repeatability` measured.
+            seed: Of the bootstrap.
+
+        Raises:
+            OpError: No run has logged the metric, or fewer than two can be compared.
+        """
+        return analyses.effects(self, metric, mode, at, noise, seed)
+
+    def importance(
+        self,
+        metric: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        at: "At" = "end",
+    ) -> "analyses.Finding":
+        """How much of a metric's variance each hyperparameter explains, by fANOVA.
+
+        Raises:
+            OpError: optuna or scikit-learn is not installed, or there are too few runs.
+        """
+        return analyses.importance(self, metric, mode, at)
+
+    def repeatability(
+        self, run: Any, k: int = 3, metric: str | None = None
+    ) -> "analyses.Repeatability":
+        """Train a config with `k` seeds in all: the run and `k` - 1 cold clones of it.
+
+        Their spread is the noise floor: what differs by less is a tie to effects, rankings and
+        policies. Called again it gives the same runs.
+
+        Args:
+            run: A run, its id, or a config that a run has. Any: one of these.
+            k: How many seeds.
+            metric: As in `best`.
+
+        Raises:
+            OpError: There is no such run, or it is a warm clone.
+        """
+        return analyses.repeatability(self, run, k, metric)
 
     def decisions(self) -> "pd.DataFrame":
         """What policies decided, in order: the op they asked for and why, and dry runs as such."""

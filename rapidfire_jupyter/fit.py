@@ -3,10 +3,8 @@
 Everything here happens in the engine's thread, with every run parked. What it does becomes events.
 """
 
-import math
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,6 @@ class Fit:
         ledger: What they know.
         undecided: They have not looked at all that happened yet.
         news: Something happened that policies decide on.
-        urgent: A loss is not finite: monitors look at the next boundary, not at the slice's end.
     """
 
     folder: Path
@@ -69,16 +66,12 @@ class Fit:
     ledger: Ledger = field(default_factory=Ledger)
     undecided: bool = True
     news: bool = True
-    urgent: bool = False
 
     def __post_init__(self) -> None:
         self.log.subscribe(self._follow)
 
     def _follow(self, event: Event) -> None:
         self.state = states.apply(self.state, event)
-        if event.kind == "logged" and event.run is not None and _is_lost(event.data["row"]):
-            self.urgent = True
-            self.executor.ask(event.run, True)
 
     def emit(
         self, kind: str, run: int | None = None, /, *, sync: bool = False, **data: Any
@@ -264,9 +257,3 @@ class Fit:
             done = states.chunks_done(known.chunk_ends, step)
             before = states.chunks_done(known.chunk_ends, known.step)
             self.emit("advanced", run, step=step, chunks=done - before)
-
-
-def _is_lost(row: Mapping[str, Any]) -> bool:
-    """Whether a logged row shows weights that are no numbers. Any: numbers."""
-    loss = row.get("loss")
-    return isinstance(loss, float) and not math.isfinite(loss)

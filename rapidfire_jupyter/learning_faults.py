@@ -28,7 +28,7 @@ _RISE = 4  # a loss that rises by this many times alpha is no plateau
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The loss is NaN or infinite: weights are lost, so the run is to be stopped at once."""
+    """The loss is NaN or infinite: weights are lost. The run itself has ended at that step."""
 
     kind: str = "non-finite"
 
@@ -149,10 +149,13 @@ def _non_finite(one: NonFinite, run: Run, rows: Sequence[Row]) -> list[Alert]:
                 text += "; eval rows may have no token that counts"
                 found.append(Alert(one.kind, run.id, step, text, "warning", (), step))
                 continue
-            text += f" ({_met(run, rows, place)}); its weights cannot be kept"
-            now = stopping(run)
-            cold = (*other_rate(run, rows, 1 / 3, warm=False), *clipping(run, warm=False))
-            alert = Alert(one.kind, run.id, step, text, "error", (*now, *cold), step, bool(now))
+            # The loss before it was finite, so the weights of the step before that were.
+            kept = 0 < (run.checkpoint_step or 0) <= step - 2
+            text += f" ({_met(run, rows, place)}); its weights are lost"
+            text += f" since its checkpoint of step {run.checkpoint_step}" if kept else ""
+            again = (*other_rate(run, rows, 1 / 3, warm=kept), *clipping(run, warm=kept))
+            remedies = (*stopping(run), *again)
+            alert = Alert(one.kind, run.id, step, text, "error", remedies, step)
             found.append(alert)
     return found[:1] if found and found[0].level == "error" else found
 

@@ -10,7 +10,7 @@ from rapidfire_jupyter.state import State, apply
 def opposite(events: Sequence[Event], by: str = "cell") -> Op | None:
     """The op that undoes the last one that a person asked for and that acted; None without one.
 
-    What the engine, a monitor or a policy did is left: a person overrules it by an op of their own.
+    What the engine or a policy did is left: a person overrules it by an op of their own.
     A delete can be undone for 30 seconds; whether it still can is judged when the op acts.
 
     Args:
@@ -26,7 +26,7 @@ def opposite(events: Sequence[Event], by: str = "cell") -> Op | None:
 
 
 def _is_automatic(by: str) -> bool:
-    return by in ("engine", "monitor") or by.startswith("policy:")
+    return by == "engine" or by.startswith("policy:")
 
 
 def _opposite(event: Event, before: Sequence[Event], by: str) -> Op:

@@ -483,7 +483,7 @@ def test_importance_says_what_to_install(monkeypatch):
     state, rows = experiment(full(lr=[1e-4, 1e-3], r=[8, 32]), noisy(1, 0.01))
     monkeypatch.setitem(sys.modules, "optuna", None)
 
-    with pytest.raises(OpError, match=r"package optuna, .*; run pip install optuna scikit-learn"):
+    with pytest.raises(OpError, match=r"package optuna, .*rapidfire-jupyter\[optuna\]"):
         importance(state, rows)
 
 

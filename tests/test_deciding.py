@@ -20,6 +20,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
     Threshold,
+    webhooks,
 )
 from rapidfire_jupyter.choices import List
 from rapidfire_jupyter.decisions import of_event
@@ -182,6 +183,73 @@ def test_phases_screen_clone_the_best_and_train_the_winner_alone(experiment):
     assert {r.step for r in refined} == {18}
     assert all(r.changes["training_args.max_grad_norm"] == 1.0 for r in refined)
     assert sorted({r.parent for r in refined}) == [3, 4] and final[0].parent in {5, 6, 7, 8}
+
+
+# ---- monitors ----
+
+
+class Poison(tiny.Callback):
+    """Makes the weights NaN at a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.step:
+            for name, value in model.named_parameters():
+                if "lora_B" in name:
+                    value.data.fill_(float("nan"))
+
+    def state(self):
+        return {"args": {"step": self.step}, "attributes": {}}
+
+
+def pair(step, **given):
+    lora = RFLoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    args = {"per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-3, **given}
+    return [
+        RFModelConfig("tiny", peft_config=lora, training_args=RFSFTConfig(**args), **more)
+        for more in ({}, {"callbacks": [Poison(step)]})
+    ]
+
+
+@pytest.mark.parametrize("logging_steps", [1, 100])
+def test_a_loss_that_is_no_number_ends_its_run_at_once_and_a_click_goes_on_from_before(
+    experiment, logging_steps
+):
+    told = []
+    exp = experiment()
+    poisoned = pair(8, num_train_epochs=1, logging_steps=logging_steps)
+    cells(exp, poisoned, rows=96, on_alert=told.append)
+    alert = next(e for e in exp.events if e.kind == "alert")
+
+    assert (alert.data["kind"], alert.run, alert.data["step"]) == ("non-finite", 2, 9)
+    assert exp.run(1).status == "completed" and exp.run(2).status == "failed"
+    assert exp.run(2).rows[-1]["step"] == 9 and repr(exp.run(2).rows[-1]["loss"]) == "nan"
+    assert exp.run(2).facts.checkpoint_step == 6
+    assert exp.alerts().remedies[0][0] == "clone warm with learning rate 0.001 → 0.000333"
+    webhooks._waiting.join()
+    assert [(a["run"], a["kind"], a["experiment"]) for a in told] == [(2, "non-finite", "exp")]
+
+    args = alert.data["remedies"][0][2]
+    clone = exp.clone(2, {**args["changes"], "callbacks": None}, args["warm"]).wait(60).run_id
+    exp.wait(120)
+
+    assert exp.run(clone).facts.clone_step == 6 and exp.run(clone).status == "completed"
+
+
+def test_who_is_told_of_alerts_may_fail_without_harm(experiment):
+    def broken(alert):
+        raise ValueError("no")
+
+    exp = experiment()
+    cells(exp, pair(4), rows=24, on_alert=[broken, "http://127.0.0.1:9/hook"], wait=False)
+    exp._wait(lambda: sum(e.kind == "note" for e in exp.events) == 2, 120)
+    exp.wait(120)
+
+    notes = [e.data["text"] for e in exp.events if e.kind == "note"]
+    assert "ValueError: no" in notes[0] and "127.0.0.1" in notes[1]
+    assert exp.run(1).status == "completed"
 
 
 # ---- crashes ----

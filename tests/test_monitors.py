@@ -194,7 +194,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_once(value):
 
     (alert,) = seen(rows, run=run_of(step=40))
 
-    assert (alert.kind, alert.level, alert.step, alert.automatic) == ("non-finite", "error", 13, 1)
+    assert (alert.kind, alert.level, alert.step) == ("non-finite", "error", 13)
     assert alert.text.startswith(f"loss is {value} at step 13 (rows 49 to 52 ")
     assert op_of(alert).kind == "stop" and op_of(alert).run == 1
     # Its weights are lost, so clones start from step 0.
@@ -211,7 +211,7 @@ def test_an_evaluation_that_is_not_finite_is_told_but_stops_nothing():
 
     (alert,) = seen(rows, (NonFinite(),))
 
-    assert (alert.level, alert.automatic, alert.remedies) == ("warning", False, ())
+    assert (alert.level, alert.remedies) == ("warning", ())
     assert "eval rows may have no token that counts" in alert.text
 
 
@@ -500,7 +500,6 @@ def test_a_run_that_has_ended_is_not_offered_to_stop():
 
     (alert,) = seen(rows, (NonFinite(),), run_of("stopped", step=40))
 
-    assert alert.automatic is False
     assert {op_of(alert, i).kind for i in range(len(alert.remedies))} == {"clone"}
 
 

@@ -27,12 +27,12 @@ LAYERS = {
     "domain": "errors choices arguments recorded trainer_types rewards config changes encoding "
     "search storage folders events state ops undo cell_source isolation",
     "decisions": "scheduler measures comparison decisions screening halving breeding bandit "
-    "policies alerts learning_faults machine_faults monitors oversight ledger ranking effects "
-    "analysis",
+    "policies alerts learning_faults machine_faults monitors oversight ledger repeats ranking "
+    "effects analysis",
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks",
     "view": "ui",
-    "user": "experiment showing findings front_ends runs fitting",
+    "user": "experiment showing findings analyses front_ends runs fitting",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {

@@ -108,7 +108,7 @@ def create_model(config):
     kwargs = dict(config["model_kwargs"])
     if isinstance(kwargs.get("dtype"), str):
         kwargs["dtype"] = getattr(torch, kwargs["dtype"])
-    kwargs["scores"] = config["model_type"] == "sequence_classification"
+    kwargs["scores"] = config.get("model_type") == "sequence_classification"
     return model(**kwargs), tokenizer()
 
 

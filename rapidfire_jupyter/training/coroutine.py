@@ -192,6 +192,7 @@ class Coroutine:
         trainer, step = self._trainer, self._trainer.state.global_step
         ending = trainer.control.should_training_stop or step >= trainer.state.max_steps
         if not bool(torch.isfinite(self._trainer._tr_loss)):
+            self._log_lost(step)
             raise RapidFireError(
                 f"the loss became {float(self._trainer._tr_loss)} at step {step}; lower "
                 "learning_rate, set max_grad_norm, or look at the rows of this step"
@@ -203,6 +204,12 @@ class Coroutine:
         if ending or (aligned and (due or self._save_wanted or self._interrupt.is_set())):
             wanted, self._save_wanted = self._save_wanted, False
             self._hand_over(Parked(step, save_wanted=wanted, ending=ending))
+
+    def _log_lost(self, step: int) -> None:
+        """Log a loss that is no number, unless the trainer has: its curve ends there."""
+        rows = self._trainer.state.log_history
+        if not rows or rows[-1].get("step") != step:
+            self.on_log({"loss": float(self._trainer._tr_loss), "step": step})
 
     def _mark_neighbours(self) -> None:
         """Tell what cells and the user's threads did beside this run that its numbers may show."""

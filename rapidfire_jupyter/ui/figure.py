@@ -35,7 +35,7 @@ def figure(fold: Fold, metric: str, x: Axis = "step") -> "go.Figure":
             go.Scatter(
                 x=one.x,
                 y=one.y,
-                name=_text(f"{one.run}: {one.name}"),
+                name=escaped(f"{one.run}: {one.name}"),
                 mode="lines" if len(one.x) > 1 else "markers",
                 line={
                     "color": GREY if pen is None else LIGHT[pen],
@@ -43,20 +43,20 @@ def figure(fold: Fold, metric: str, x: Axis = "step") -> "go.Figure":
                     "dash": "dash" if one.dashed else "solid",
                 },
                 opacity=0.5 if pen is None else 1.0,
-                hovertemplate=_text(about).replace("%", "&#37;")
+                hovertemplate=escaped(about).replace("%", "&#37;")
                 + "<br>%{x:.6g}: %{y:.6g}<extra></extra>",
             )
         )
     drawn.update_layout(
         template="plotly_white",
         xaxis_title=_TITLES[x],
-        yaxis_title=_text(metric),
+        yaxis_title=escaped(metric),
         margin={"l": 60, "r": 20, "t": 30, "b": 50},
         hovermode="closest",
     )
     return drawn
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """A text that plotly shows as it is: it reads some tags, and names in braces after a %."""
     return escape(text, quote=False).replace("%", "&#37;")

@@ -1,7 +1,9 @@
 """What metrics tell: which rank runs and in what sense, and which to look at first."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+
+from rapidfire_jupyter.state import ACTIVE, Run
 
 # Parts of metric names of which less is better.
 _LOW = ("loss", "perplexity", "error")
@@ -39,6 +41,17 @@ def by_use(metrics: Iterable[str]) -> list[str]:
     return sorted(metrics, key=place)
 
 
+def comparable(runs: Iterable[Run]) -> set[int]:
+    """Runs of which one may be called the best: what finished, once any has.
+
+    Before, those that go on; a run that was stopped early is never ranked as if it had finished.
+    """
+    alive = [run for run in runs if run.status != "deleted"]
+    done = {run.id for run in alive if run.status == "completed"}
+    going = {run.id for run in alive if run.status in ACTIVE}
+    return done or going or {run.id for run in alive}
+
+
 def best_run(last: Mapping[int, Mapping[str, float]], metric: str) -> int | None:
     """The run with the best last value of a metric; NaN never is, ties go to the lower id."""
     known = {i: v[metric] for i, v in last.items() if metric in v and not math.isnan(v[metric])}
@@ -48,11 +61,20 @@ def best_run(last: Mapping[int, Mapping[str, float]], metric: str) -> int | None
     return min(known, key=lambda i: (sign * known[i], i))
 
 
-def best_runs(last: Mapping[int, Mapping[str, float]], metrics: Iterable[str]) -> dict[str, int]:
-    """The best run by metric, where there is something to choose: two runs that logged it."""
+def best_runs(
+    last: Mapping[int, Mapping[str, float]], metrics: Iterable[str], among: Collection[int]
+) -> dict[str, int]:
+    """The best run by metric, where there is something to choose: two runs that logged it.
+
+    Args:
+        last: Last values by run.
+        metrics: To look at.
+        among: Runs that may be called the best, see `comparable`.
+    """
     found = {}
+    chosen = {i: values for i, values in last.items() if i in among}
     for metric in metrics:
-        best = best_run(last, metric) if ranks(metric) else None
+        best = best_run(chosen, metric) if ranks(metric) else None
         if best is not None and sum(metric in values for values in last.values()) > 1:
             found[metric] = best
     return found

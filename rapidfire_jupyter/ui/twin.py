@@ -10,7 +10,7 @@ from typing import Any
 
 from rapidfire_jupyter.ui.colors import DARK, GREY, LIGHT, pens
 from rapidfire_jupyter.ui.fold import Fold
-from rapidfire_jupyter.ui.metrics import best_run, best_runs, columns, lower_is_better
+from rapidfire_jupyter.ui.metrics import best_run, best_runs, columns, comparable, lower_is_better
 from rapidfire_jupyter.ui.series import Axis, best_first, main_metrics, series, short
 from rapidfire_jupyter.ui.svg import STYLE, Curve, chart
 from rapidfire_jupyter.ui.texts import sendable
@@ -107,7 +107,7 @@ def table(fold: Fold, most: int = MOST_RUNS) -> str:
     varying = varying[:MOST_COLUMNS]
     metrics = columns(fold.metrics) or main_metrics(fold)
     live = {run.id: fold.last.get(run.id, {}) for run in runs}
-    best = best_runs(live, metrics)
+    best = best_runs(live, metrics, comparable(runs))
     colored = _pens(fold)
     titles = ["run", "name", "status", "step", *map(short, varying), *metrics]
     lines = ["".join(f"<th>{escape(title)}</th>" for title in titles)]
@@ -139,7 +139,8 @@ def _dot(pen: int | None) -> str:
 def best_config(fold: Fold) -> str:
     """The hyperparameters of the best run, closed until one opens them."""
     metrics = main_metrics(fold)
-    live = {i: v for i, v in fold.last.items() if fold.state.runs[i].status != "deleted"}
+    among = comparable(fold.state.runs.values())
+    live = {i: v for i, v in fold.last.items() if i in among}
     best = best_run(live, metrics[-1]) if metrics else None
     if best is None:
         return ""

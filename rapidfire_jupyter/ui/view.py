@@ -12,7 +12,7 @@ from rapidfire_jupyter.state import Run, State
 from rapidfire_jupyter.ui.curves import pack, thin_all
 from rapidfire_jupyter.ui.eta import Etas, etas
 from rapidfire_jupyter.ui.fold import Fold
-from rapidfire_jupyter.ui.metrics import best_runs, by_use, ranks
+from rapidfire_jupyter.ui.metrics import best_runs, by_use, comparable, ranks
 from rapidfire_jupyter.ui.metrics import lower_is_better as lower_is_better
 from rapidfire_jupyter.ui.wire import Block, Head, Number, Row, Snapshot
 
@@ -101,7 +101,7 @@ def head(fold: Fold, facts: Facts, now: float) -> Head:
         "lower_is_better": {m: lower_is_better(m) for m in fold.metrics if ranks(m)},
         "constants": constants,
         "varying": varying,
-        "best": best_runs(last, fold.metrics),
+        "best": best_runs(last, fold.metrics, comparable(runs)),
         "rows_per_epoch": fold.rows_per_epoch(),
         "first_time": fold.first_time,
         "can": list(facts.can),
