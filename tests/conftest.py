@@ -8,6 +8,31 @@ os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 
 import pytest
 
+# They train, open a kernel or a browser: too long for `make test-fast`.
+TRAINING = {
+    "checkpoints",
+    "deciding",
+    "exactness",
+    "experiment",
+    "faults",
+    "formatting",
+    "isolation",
+    "magics",
+    "ops",
+    "panel",
+    "rdrop",
+    "recovery",
+    "relief",
+    "storm",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name = item.path.stem.removeprefix("test_")
+        if name in TRAINING or "tests/ui/" in item.path.as_posix():
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -1070,7 +1070,7 @@ def test_more_chunks_than_steps_are_reduced_with_a_notice(experiment, capsys, ro
 
     assert exp.run(1).facts.chunk_ends == ends and exp.run(1).status == "completed"
     said = capsys.readouterr().out
-    assert f"8 chunks of {rows} rows" in said and "using 3 chunks" in said
+    assert f"num_chunks=8: an epoch of {rows} rows has only 3" in said and "cut into 3" in said
 
 
 def test_a_stream_is_trained_to_its_max_steps_in_chunks(experiment):

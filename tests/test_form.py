@@ -77,9 +77,13 @@ def test_given_fields_come_first_and_the_form_is_json(fields):
     json.dumps(list(fields.values()), allow_nan=False)
 
 
+def _reward(completions, **kwargs):
+    return [float(len(c)) for c in completions]
+
+
 def test_forms_of_other_trainers_have_their_own_fields():
     args = RFGRPOConfig(num_generations=4)
-    made = RFModelConfig("t", training_args=args, reward_funcs=len).build()
+    made = RFModelConfig("t", training_args=args, reward_funcs=_reward).build()
 
     fields = {field["path"]: field for field in form.fields(made)}
 
