@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rapidfire_jupyter.bandit import BanditBoost
     from rapidfire_jupyter.breeding import CloneBest
-    from rapidfire_jupyter.choices import List, Range
+    from rapidfire_jupyter.choices import Linked, List, Range
     from rapidfire_jupyter.config import RFModelConfig
     from rapidfire_jupyter.data.check import check_data
     from rapidfire_jupyter.data.clean import clean_data
@@ -48,6 +48,7 @@ __all__ = [
     "Experiment",
     "Halving",
     "IdleDevice",
+    "Linked",
     "List",
     "LowDisk",
     "MemoryGrowth",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rapidfire_jupyter.choices import List, Range, is_number, short
+from rapidfire_jupyter.choices import Linked, List, Range, is_number, short
 from rapidfire_jupyter.errors import ConfigError
 
 # What numbers must obey: the rule in words, the rule, and the arguments it is for.
@@ -192,7 +192,7 @@ def check(owner: str, name: str, argument: Argument, value: object) -> None:
 
 def accepts(hint: Any, value: object) -> bool:  # Any: a type expression
     """Whether a value fits a declared type; True where the type cannot be decided here."""
-    if isinstance(value, (List, Range)):
+    if isinstance(value, (List, Range, Linked)):
         return all(accepts(hint, one) for one in alternatives(value))
     arms = _arms(hint)
     if len(arms) > 1:
@@ -310,13 +310,13 @@ def from_text(hint: Any, text: str) -> object:  # Any: a type expression
 
 
 def alternatives(value: object) -> Iterator[object]:
-    """Every value a choice can take; the two ends for a Range."""
+    """Every value a choice can take; the two ends for a Range, none for what is not known yet."""
     if isinstance(value, List):
         for one in value.values:
             yield from alternatives(one)
     elif isinstance(value, Range):
         yield from (value.start, value.end)
-    else:
+    elif not isinstance(value, Linked):
         yield value
 
 

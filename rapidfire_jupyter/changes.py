@@ -34,7 +34,7 @@ def modify(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
     """
     paths: dict[tuple[str, ...], object] = {}
     for key, value in changes.items():
-        path = _path(config, key)
+        path = path_of(config.model, key)
         if path in paths:
             raise ConfigError(f"{'.'.join(path)} is changed twice in {list(changes)}; give it once")
         if has_choices(value):
@@ -69,14 +69,18 @@ def trains_longer(config: RunConfig, changed: RunConfig, step: int) -> bool:
     )
 
 
-def _path(config: RunConfig, key: str) -> tuple[str, ...]:
-    """The field that a name in `changes` means, and the argument inside it."""
+def path_of(model: RFModelConfig, key: str) -> tuple[str, ...]:
+    """The field that a name in `changes` means, and the argument inside it.
+
+    Raises:
+        ConfigError: The name is unknown or ambiguous.
+    """
     if key == "trainer_type" or key in MODEL_ARGUMENTS:
         return (key,)
     name, dot, inner = key.partition(".")
     if dot and name in MODEL_ARGUMENTS:
         return (name, inner)
-    insides = {name: _inner_names(config.model, name) for name in MODEL_ARGUMENTS}
+    insides = {name: _inner_names(model, name) for name in MODEL_ARGUMENTS}
     owners = [name for name, names in insides.items() if key in names]
     if len(owners) == 1:
         return (owners[0], key)
@@ -84,7 +88,7 @@ def _path(config: RunConfig, key: str) -> tuple[str, ...]:
         choices = " or ".join(f"{owner}.{key}" for owner in owners)
         raise ConfigError(f"{key!r} is ambiguous; write {choices}")
     if key in RENAMED or key in GONE or any(key in cls.arguments() for cls in WRAPPERS):
-        args = config.model.training_args
+        args = model.training_args
         raise ConfigError(unknown(type(args) if args is not None else RFModelConfig, key))
     known = [
         *MODEL_ARGUMENTS,

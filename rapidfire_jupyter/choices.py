@@ -1,11 +1,11 @@
-"""Choices a user gives instead of one value: a `List` of values or a `Range` of numbers."""
+"""What a user gives instead of one value: a `List`, a `Range` of numbers, or a `Linked` value."""
 
 import enum
 import math
 import numbers
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,6 +88,28 @@ class Range:
             number = getattr(self, name)
             if number is not None:
                 object.__setattr__(self, name, int(number) if dtype == "int" else float(number))
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A value that follows from others of the same config, such as a rate from the batch size.
+
+    Args:
+        function: Given the config, whose values it reads as `c["per_device_train_batch_size"]`, by
+            the names that clone's changes have. Only the values it gives are stored.
+    """
+
+    function: Callable[[Any], object]  # Any: space.Chosen, which is above this module
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigError(
+                f"Linked takes a function of the config, got {short(self.function)}; write "
+                'Linked(lambda c: 1e-4 * c["per_device_train_batch_size"] ** 0.5)'
+            )
+
+    def __repr__(self) -> str:
+        return f"Linked({getattr(self.function, '__name__', '...')})"
 
 
 def is_number(value: object) -> bool:

@@ -35,7 +35,7 @@ from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor
 from rapidfire_jupyter.fit import Fit, Pace
 from rapidfire_jupyter.oversight import Oversight
-from rapidfire_jupyter.search import as_search
+from rapidfire_jupyter.search import as_search, batch_note
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.training import budget as budgets
 from rapidfire_jupyter.training import context, models, prepared, process, trainers
@@ -137,7 +137,7 @@ def start(
     fit.oversight = request.oversight
     if fresh:
         print(search.describe())
-        for note in (*notes, *findings, *_uneven(chunks)):
+        for note in filter(None, (*notes, batch_note(configs), *findings, *_uneven(chunks))):
             print(note)
         if chunks is not None:
             storage.write_json(folder / CHUNKS, chunks.to_dict())
@@ -443,6 +443,8 @@ def _label(config: Mapping[str, Any], varying: list[str]) -> str:
             continue
         if isinstance(value, dict):
             value = value.get("callable", value.get("object", "..."))
+        if isinstance(value, float):
+            value = f"{value:.4g}"
         text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"{key.rpartition('.')[2]}={text}")
     return " ".join(parts)[:120]

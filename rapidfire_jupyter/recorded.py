@@ -25,7 +25,7 @@ from rapidfire_jupyter.arguments import (
     check,
     closest,
 )
-from rapidfire_jupyter.choices import List, Range, own, short
+from rapidfire_jupyter.choices import Linked, List, Range, own, short
 from rapidfire_jupyter.errors import ConfigError
 
 _R = TypeVar("_R", bound="Recorded")
@@ -244,8 +244,8 @@ def as_recorded(value: Any) -> Any:  # Any: hyperparameter values, real config o
 
 
 def has_choices(value: object) -> bool:
-    """Whether a List or Range is anywhere in a value."""
-    if isinstance(value, (List, Range)):
+    """Whether a List, Range or Linked is anywhere in a value."""
+    if isinstance(value, (List, Range, Linked)):
         return True
     if isinstance(value, Recorded):
         return has_choices(value.given)

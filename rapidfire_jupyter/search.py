@@ -1,31 +1,35 @@
-"""Search spaces: from a config with choices to the list of run configs it stands for.
+"""Searches: which points of a space become runs. A grid takes all, a random search draws some."""
 
-A space is a tree of `List`, `Range`, configs and plain containers. Two functions carry the search:
-`_count` says how many combinations a tree holds and `_pick` makes the one with a given number; the
-grid takes all numbers, random search takes some. Nothing here trains or looks at results.
-"""
-
-import copy
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from rapidfire_jupyter.choices import List, Range
+from rapidfire_jupyter.choices import Range, short
 from rapidfire_jupyter.config import (
     RFModelConfig,
     RunConfig,
     check_trainer_type,
-    is_peft_config,
     known_trainer_type,
 )
 from rapidfire_jupyter.encoding import same_key
 from rapidfire_jupyter.errors import ConfigError
-from rapidfire_jupyter.recorded import Recorded
+from rapidfire_jupyter.space import (
+    MAX_RUNS,
+    allows,
+    choices_text,
+    count,
+    draws,
+    pick,
+    settled,
+    tree_of,
+    walk,
+)
 
-MAX_RUNS = 10_000
 MAX_REPEATS = 1_000  # draws in a row without a new config, until the space counts as used up
+
+Where = Callable[[Any], Any] | None  # Any: space.Chosen in, anything true or false out
 
 
 @runtime_checkable
@@ -50,42 +54,59 @@ class RFGridSearch:
         configs: An RFModelConfig, or a (nested) list or List of them.
         trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation" or a trainer
             class; None takes what each config's training_args is for.
+        where: Combinations for which this function gives something false are left out; it reads
+            values as `c["learning_rate"]`, by the names that clone's changes have.
     """
 
     configs: Any  # Any: RFModelConfig or nested lists of it
     trainer_type: str | type | None = "SFT"
+    where: Where = None
 
     def __post_init__(self) -> None:
-        _set_up(self)
-        for path, node in _walk(self.configs, ""):
+        set_up(self)
+        for path, node in walk(self.configs, ""):
             if isinstance(node, Range) and node.step is None:
                 raise ConfigError(
                     f"a grid cannot enumerate {path}={node}; use step=, or RFRandomSearch"
                 )
-        if _count(self.configs) > MAX_RUNS:
+        if count(self.configs) > MAX_RUNS:
             raise ConfigError(
-                f"this grid has {_count(self.configs)} runs, more than {MAX_RUNS}; "
+                f"this grid has {count(self.configs)} runs, more than {MAX_RUNS}; "
                 "use RFRandomSearch(num_runs=...)"
             )
 
     def runs(self) -> list[RunConfig]:
-        """The config of each run; combinations that come twice are kept once."""
+        """The config of each run; combinations that come twice are kept once.
+
+        Raises:
+            ConfigError: `where` leaves nothing, or a function of the user's failed.
+        """
+        allowed = self._allowed()
+        if not allowed:
+            raise ConfigError(
+                f"where leaves none of {count(self.configs)} combinations"
+                + choices_text(self.configs)
+            )
         kept: dict[Any, RunConfig] = {}  # Any: keys of same_key
-        for number in range(_count(self.configs)):
-            config = _pick(self.configs, number).build(trainer_type=self.trainer_type)
+        for config in allowed:
             kept.setdefault(same_key(config), config)
         return list(kept.values())
+
+    def _allowed(self) -> list[RunConfig]:
+        models = (settled(pick(self.configs, i)) for i in range(count(self.configs)))
+        return [m.build(trainer_type=self.trainer_type) for m in models if allows(self.where, m)]
 
     @property
     def duplicates(self) -> int:
         """How many combinations were left out because an equal one came before."""
-        return _count(self.configs) - len(self.runs())
+        return len(self._allowed()) - len(self.runs())
 
     def describe(self) -> str:
         """Such as "4 runs: 2 peft_config x 2 training_args.learning_rate"."""
-        total, runs = _count(self.configs), len(self.runs())
-        left_out = f"; {total - runs} duplicate(s) left out" if total > runs else ""
-        return _runs(runs) + _of(self.configs) + left_out
+        total, allowed, runs = count(self.configs), len(self._allowed()), len(self.runs())
+        refused = f"; {total - allowed} left out by where" if total > allowed else ""
+        doubled = f"; {allowed - runs} duplicate(s) left out" if allowed > runs else ""
+        return runs_text(runs) + choices_text(self.configs) + refused + doubled
 
 
 @dataclass(frozen=True)
@@ -98,21 +119,18 @@ class RFRandomSearch:
             class; None takes what each config's training_args is for.
         num_runs: How many to draw.
         seed: The same seed draws the same configs; no other random stream is read or moved.
+        where: Draws for which this function gives something false are made again; see RFGridSearch.
     """
 
     configs: Any  # Any: RFModelConfig or nested lists of it
     trainer_type: str | type | None = "SFT"
     num_runs: int = 1
     seed: int = 42
+    where: Where = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_runs", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"RFRandomSearch: {name} must be an int >= {least}, got {value!r}"
-                )
-        _set_up(self)
+        check_whole(self, num_runs=1, seed=0)
+        set_up(self)
 
     def runs(self) -> list[RunConfig]:
         """The config of each run, in the order drawn.
@@ -122,23 +140,29 @@ class RFRandomSearch:
         """
         kept: dict[Any, RunConfig] = {}  # Any: keys of same_key
         repeats = 0
-        for drawn in _draws(self.configs, random.Random(self.seed)):
-            config = drawn.build(trainer_type=self.trainer_type)
+        for drawn in draws(self.configs, random.Random(self.seed)):
+            model = settled(drawn)
+            config = model.build(trainer_type=self.trainer_type)
             key = same_key(config)
-            repeats = repeats + 1 if key in kept else 0
-            kept.setdefault(key, config)
+            new = key not in kept and allows(self.where, model)
+            repeats = 0 if new else repeats + 1
+            if new:
+                kept[key] = config
             if len(kept) == self.num_runs:
                 return list(kept.values())
             if repeats == MAX_REPEATS:
                 break
         raise ConfigError(
             f"num_runs={self.num_runs} asked, but the space holds only {len(kept)} distinct "
-            f"config(s); lower num_runs or add values{_of(self.configs)}"
+            f"config(s){' that where allows' if self.where else ''}; lower num_runs or add values"
+            + choices_text(self.configs)
         )
 
     def describe(self) -> str:
         """Such as "5 runs drawn with seed 42 from 2 peft_config x a range of ..."."""
-        return f"{_runs(self.num_runs)} drawn with seed {self.seed}{_of(self.configs)}"
+        return f"{runs_text(self.num_runs)} drawn with seed {self.seed}" + choices_text(
+            self.configs
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +181,7 @@ class Searches:
 
     def describe(self) -> str:
         """Such as "3 runs: 2 runs: 2 training_args.beta; 1 run"."""
-        return f"{_runs(len(self.runs()))}: {'; '.join(part.describe() for part in self.parts)}"
+        return f"{runs_text(len(self.runs()))}: {'; '.join(part.describe() for part in self.parts)}"
 
 
 def as_search(config_group: object, trainer_type: str | type | None = None) -> Search:
@@ -179,157 +203,60 @@ def as_runs(config_group: object, trainer_type: str | type | None = None) -> lis
     return as_search(config_group, trainer_type).runs()
 
 
-# --------------------------------------------------------------------------------- trees of choices
+def set_up(search: Any) -> None:
+    """Take a search's configs as a tree of our own, and check its trainer type and where.
 
-
-def _set_up(search: RFGridSearch | RFRandomSearch) -> None:
-    """Take a search's configs as a tree of our own and check its trainer type against them."""
-    tree = _tree(search.configs)
+    Any: a frozen dataclass with the fields of RFGridSearch.
+    """
+    tree = tree_of(search.configs)
     kind = None if search.trainer_type is None else known_trainer_type(search.trainer_type)
-    for _, node in _walk(tree, ""):
+    for _, node in walk(tree, ""):
         if isinstance(node, RFModelConfig) and kind is not None:
             check_trainer_type(node, kind)
+    if search.where is not None and not callable(search.where):
+        raise ConfigError(
+            f"where must be a function of the config, got {short(search.where)}; write "
+            'where=lambda c: c["r"] < 64 or c["learning_rate"] < 1e-3'
+        )
     object.__setattr__(search, "configs", tree)
     object.__setattr__(search, "trainer_type", kind)
 
 
-def _tree(configs: object) -> RFModelConfig | List:
-    if isinstance(configs, RFModelConfig):
-        return configs
-    if not isinstance(configs, (List, list, tuple)):
-        raise ConfigError(
-            f"configs must be RFModelConfig or a list of them, got {type(configs).__name__}; "
-            "write RFModelConfig(model_name=..., training_args=...)"
-        )
-    return List([_tree(one) for one in (configs.values if isinstance(configs, List) else configs)])
+def check_whole(search: Any, **least: int) -> None:
+    """Refuse arguments that are no whole numbers, or too small. Any: a search."""
+    for name, lowest in least.items():
+        value = getattr(search, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise ConfigError(
+                f"{type(search).__name__}: {name} must be an int >= {lowest}, got {value!r}"
+            )
 
 
-def _parts(node: object) -> dict[Any, object]:  # Any: argument names, dict keys, positions
-    """What a config or container holds, by name or position; nothing for any other value."""
-    if isinstance(node, Recorded):
-        return dict(node.given)
-    if isinstance(node, dict):
-        return node
-    if isinstance(node, (list, tuple)) and type(node) in (list, tuple):
-        return dict(enumerate(node))
-    return {}
-
-
-def _walk(node: object, path: str) -> Iterator[tuple[str, object]]:
-    """A tree's nodes with their dotted names, top down."""
-    yield path, node
-    if isinstance(node, List):
-        for one in node.values:
-            yield from _walk(one, path)
-    for name, part in _parts(node).items():
-        yield from _walk(part, _join(path, name))
-
-
-def _join(path: str, name: object) -> str:
-    if isinstance(name, int):
-        return f"{path}[{name}]"
-    return f"{path}.{name}" if path else str(name)
-
-
-def _count(node: object) -> int:
-    """How many combinations a tree holds; a Range without step counts its whole numbers."""
-    if isinstance(node, List):
-        return sum(_count(one) for one in node.values)
-    if isinstance(node, Range):
-        return math.floor((node.end - node.start) / (node.step or 1) + 1e-9) + 1
-    return math.prod(_count(part) for part in _parts(node).values())
-
-
-def _pick(node: Any, number: int) -> Any:  # Any: a tree, and the same without choices
-    """Combination `number` (from 0) of a tree, as new objects."""
-    if isinstance(node, List):
-        for one in node.values:
-            if number < _count(one):
-                return _pick(one, number)
-            number -= _count(one)
-    if isinstance(node, Range):
-        value = node.start + number * (node.step or 1)
-        return int(value) if node.dtype == "int" else float(f"{value:.12g}")
-    if is_peft_config(node):
-        return copy.deepcopy(node)
-    parts = _parts(node)
-    chosen = {}
-    for name, part in reversed(parts.items()):  # the last part varies fastest
-        number, index = divmod(number, _count(part))
-        chosen[name] = _pick(part, index)
-    return _rebuilt(node, {name: chosen[name] for name in parts})
-
-
-def _rebuilt(node: Any, parts: dict[Any, Any]) -> Any:  # Any: a node of a tree
-    """A node of the same kind with other parts; a value without parts as it is."""
-    if isinstance(node, Recorded):
-        return type(node)(**parts)
-    if isinstance(node, dict):
-        return parts
-    return type(node)(parts.values()) if type(node) in (list, tuple) else node
-
-
-def _draws(tree: RFModelConfig | List, rng: random.Random) -> Iterator[RFModelConfig]:
-    """Configs in random order: all of them once if they can be counted, else without end."""
-    ranges = [node for _, node in _walk(tree, "") if isinstance(node, Range)]
-    countable = all(one.step or (one.dtype == "int" and not one.log) for one in ranges)
-    if countable and _count(tree) <= MAX_RUNS:
-        for number in rng.sample(range(_count(tree)), _count(tree)):
-            yield _pick(tree, number)
-        return
-    while True:
-        settled = _settled(tree, rng)
-        yield _pick(settled, rng.randrange(_count(settled)))
-
-
-def _settled(node: Any, rng: random.Random) -> Any:  # Any: a tree
-    """A tree in which every Range is replaced by a number drawn from it."""
-    if isinstance(node, List):
-        return List([_settled(one, rng) for one in node.values])
-    if isinstance(node, Range):
-        return _drawn(node, rng)
-    return _rebuilt(node, {name: _settled(part, rng) for name, part in _parts(node).items()})
-
-
-def _drawn(space: Range, rng: random.Random) -> float:
-    if space.step is not None:
-        return float(_pick(space, rng.randrange(_count(space))))
-    if space.dtype == "int" and not space.log:
-        return rng.randint(int(space.start), int(space.end))
-    if not space.log:
-        return rng.uniform(space.start, space.end)
-    # Whole numbers get the share of the log axis within half a unit of them, the ends too.
-    margin = 0.5 if space.dtype == "int" else 0.0
-    low, high = math.log(space.start - margin), math.log(space.end + margin)
-    value = min(max(math.exp(rng.uniform(low, high)), space.start), space.end)
-    return round(value) if space.dtype == "int" else value
-
-
-def _runs(number: int) -> str:
+def runs_text(number: int) -> str:
+    """Such as "1 run" or "4 runs"."""
     return f"{number} run{'' if number == 1 else 's'}"
 
 
-def _of(tree: RFModelConfig | List) -> str:
-    """The choices of a tree after a colon, or nothing if it has none."""
-    if isinstance(tree, List) and len(tree.values) > 1:
-        parts = []
-        for number, one in enumerate(tree.values, 1):
-            factors = _factors(one, "")
-            parts.append(f"{_count(one)} of config {number}" + (f" ({factors})" if factors else ""))
-        return ": " + " + ".join(parts)
-    factors = _factors(tree, "")
-    return f": {factors}" if factors else ""
+def batch_note(runs: Sequence[RunConfig]) -> str:
+    """A hint if batch sizes are compared at learning rates that favour one of them; "" if not.
 
-
-def _factors(node: object, path: str) -> str:
-    """The choices that multiply, such as "2 peft_config x 2 training_args.learning_rate"."""
-    if isinstance(node, List) and len(node.values) == 1:
-        return _factors(node.values[0], path)
-    if isinstance(node, List):
-        open_end = any(isinstance(n, Range) and n.step is None for _, n in _walk(node, path))
-        return f"{'some' if open_end else _count(node)} {path or 'configs'}"
-    if isinstance(node, Range):
-        count = f"{_count(node)} {path}" if node.step else f"{path} in [{node.start}, {node.end}]"
-        return count
-    texts = [_factors(part, _join(path, name)) for name, part in _parts(node).items()]
-    return " x ".join(text for text in texts if text)
+    The rule of thumb for Adam is a learning rate that grows with the root of the batch size
+    (Malladi et al., NeurIPS 2022). It is broken badly if no two runs of the smallest and the
+    largest batch are within a factor of 2 of it.
+    """
+    found: dict[int, set[float]] = {}
+    for run in runs:
+        args = run.model.training_args
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        found.setdefault(rows, set()).add(args.learning_rate)
+    small, large = min(found), max(found)
+    wanted = math.sqrt(large / small)
+    apart = min(abs(math.log(b / a / wanted)) for a in found[small] for b in found[large])
+    if apart <= math.log(2):
+        return ""
+    return (
+        f"batch sizes {small} and {large} are compared at learning rates a factor of "
+        f"{math.exp(apart):.2g} off the rule of thumb (learning rate as the root of the batch size,"
+        f" here x {wanted:.2g}); write learning_rate=Linked(lambda c: "
+        f'{min(found[small]) / math.sqrt(small):.2g} * c["per_device_train_batch_size"] ** 0.5)'
+    )

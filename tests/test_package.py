@@ -25,7 +25,7 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
     "domain": "errors choices arguments recorded trainer_types rewards config changes encoding "
-    "search storage folders events state ops undo cell_source isolation",
+    "space search storage folders events state ops undo cell_source isolation",
     "decisions": "scheduler measures comparison decisions screening halving breeding bandit "
     "policies alerts learning_faults machine_faults monitors oversight ledger repeats ranking "
     "effects analysis",

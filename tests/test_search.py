@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rapidfire_jupyter.choices import List, Range
+from rapidfire_jupyter.choices import Linked, List, Range
 from rapidfire_jupyter.config import RFModelConfig, RunConfig, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError
@@ -20,7 +20,9 @@ from rapidfire_jupyter.search import (
     Search,
     as_runs,
     as_search,
+    batch_note,
 )
+from rapidfire_jupyter.space import chosen, coordinates, walk
 
 
 def short_answers(completions: list[str], **kwargs: object) -> list[float]:
@@ -457,3 +459,159 @@ def test_the_count_is_the_product_for_any_tree() -> None:
 
     assert len(runs) == math.prod([2, 3, 1, 3])
     assert runs[-1].model.model_kwargs == {"d": {"e": "y"}}
+
+
+# -------------------------------------------------------------------------------- linked and where
+
+
+def batches(rate: object, sizes: object = (8, 32), **given: object) -> RFModelConfig:
+    return RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=List([4, 8]), lora_alpha=Linked(lambda c: 2 * c["r"])),
+        training_args=RFSFTConfig(
+            learning_rate=rate,
+            per_device_train_batch_size=List(sizes),  # type: ignore[arg-type]
+            **given,
+        ),
+    )
+
+
+def by_root(c: object) -> float:
+    return 1e-4 * math.sqrt(c["per_device_train_batch_size"])  # type: ignore[index]
+
+
+def test_linked_values_follow_their_config_and_only_values_are_stored() -> None:
+    runs = RFGridSearch(batches(Linked(by_root))).runs()
+
+    seen = [
+        (r.model.peft_config.r, r.model.peft_config.lora_alpha, r.model.training_args.learning_rate)
+        for r in runs
+    ]
+    small, large = 1e-4 * math.sqrt(8), 1e-4 * math.sqrt(32)
+    assert seen == [(4, 8, small), (4, 8, large), (8, 16, small), (8, 16, large)]
+    assert encode(flatten(runs[0]))["training_args.learning_rate"] == small
+    drawn = RFRandomSearch(batches(Linked(by_root)), num_runs=4, seed=1).runs()
+    assert sorted(rates(drawn)) == [small, small, large, large]
+
+
+def test_linked_may_follow_linked_and_defaults_and_lists_hold_them() -> None:
+    config = RFModelConfig(
+        "tiny",
+        training_args=RFSFTConfig(
+            learning_rate=List([1e-3, Linked(lambda c: c["weight_decay"] / 10)]),
+            weight_decay=Linked(lambda c: 0.01 * c["training_args.gradient_accumulation_steps"]),
+        ),
+    )
+
+    runs = RFGridSearch(config).runs()
+
+    assert rates(runs) == [1e-3]  # 0.01 / 10 is the other value of the list
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda c: c["learning_rat"], "Linked training_args.weight_decay: a config has no field"),
+        (lambda c: 1 / 0, "Linked training_args.weight_decay failed with ZeroDivisionError"),
+        (lambda c: "much", "RFSFTConfig: weight_decay must be a number, got 'much'"),
+        (lambda c: -1.0, "RFSFTConfig: weight_decay must be >= 0, got -1.0"),
+        (lambda c: c["weight_decay"], "ask for each other"),
+        (lambda c: c.learning_rate, "write c['learning_rate'], not c.learning_rate"),
+    ],
+)
+def test_a_linked_value_that_cannot_be_had_is_refused_in_one_line(
+    function: Callable[..., object], words: str
+) -> None:
+    config = RFModelConfig("tiny", training_args=RFSFTConfig(weight_decay=Linked(function)))
+
+    assert words in message(RFGridSearch(config).runs)
+
+
+def test_linked_takes_a_function_and_stays_a_choice_until_a_search() -> None:
+    assert "Linked takes a function" in message(lambda: Linked(3))  # type: ignore[arg-type]
+    config = RFModelConfig("tiny", training_args=RFSFTConfig(weight_decay=Linked(lambda c: 0.1)))
+    assert "still has choices" in message(config.build)
+
+
+def test_where_leaves_combinations_out_of_grid_and_draws() -> None:
+    config = RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=List([4, 8, 16])),
+        training_args=RFSFTConfig(learning_rate=List([1e-3, 1e-4])),
+    )
+
+    def small(c: object) -> bool:
+        return c["r"] * c["learning_rate"] < 0.008  # type: ignore[index]
+
+    grid = RFGridSearch(config, where=small)
+    runs = grid.runs()
+
+    seen = [(r.model.peft_config.r, r.model.training_args.learning_rate) for r in runs]
+    assert seen == [(4, 1e-3), (4, 1e-4), (8, 1e-4), (16, 1e-4)]
+    assert grid.describe().endswith("; 2 left out by where")
+    drawn = RFRandomSearch(config, num_runs=4, where=small).runs()
+    assert {encode(flatten(r))["peft_config.r"] for r in drawn} == {4, 8, 16}
+    five = RFRandomSearch(config, num_runs=5, where=small)
+    assert "holds only 4 distinct config(s) that where allows" in message(five.runs)
+
+
+def test_where_that_leaves_nothing_or_fails_is_refused() -> None:
+    config = RFModelConfig("tiny", training_args=RFSFTConfig(learning_rate=List([1e-3, 1e-4])))
+
+    def refused(where: object) -> str:
+        return message(lambda: RFGridSearch(config, where=where).runs())  # type: ignore[arg-type]
+
+    assert "where leaves none of 2 combinations" in refused(lambda c: False)
+    assert "where failed with ZeroDivisionError" in refused(lambda c: 1 / 0)
+    assert "where: a config has no field 'lrate'" in refused(lambda c: c["lrate"])
+    assert "where must be a function of the config, got 3" in refused(3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "sizes", "factor"),
+    [
+        (1e-3, [4, 8], ""),
+        (1e-3, [4, 16], ""),
+        (1e-3, [2, 32], "4"),
+        (List([1e-3, 1e-4]), [4, 64], "2.5"),
+        (List([1e-3, 4e-3]), [4, 64], ""),
+        (Linked(by_root), [1, 256], ""),
+    ],
+)
+def test_batch_sizes_compared_far_off_the_rule_of_thumb_are_told(
+    rate: object, sizes: list[int], factor: str
+) -> None:
+    text = batch_note(RFGridSearch(batches(rate, sizes)).runs())
+
+    assert bool(text) == bool(factor)
+    if factor:
+        assert f"batch sizes {sizes[0]} and {sizes[1]}" in text and f"factor of {factor}" in text
+
+
+# ----------------------------------------------------------------------------------------- points
+
+
+def test_coordinates_say_what_was_chosen_also_in_nested_choices() -> None:
+    space = List(
+        [
+            RFModelConfig("tiny", peft_config=List([None, RFLoraConfig(r=List([4, 8]))])),
+            batches(Range(1e-4, 1e-2, log=True), weight_decay=Linked(lambda c: 0.1)),
+        ]
+    )
+    draw = random.Random(3)
+    told: dict[str, float] = {}
+
+    def choose(path: str, node: List | Range) -> float:
+        if isinstance(node, List):
+            told[path] = draw.randrange(len(node.values))
+        else:
+            told[path] = draw.uniform(node.start, node.end)
+        return told[path]
+
+    for _ in range(40):
+        told.clear()
+        model = chosen(space, choose)
+
+        assert not any(isinstance(node, (List, Range)) for _, node in walk(model, ""))
+        assert coordinates(space, model) == told
+    assert coordinates(space, RFModelConfig("other")) is None
