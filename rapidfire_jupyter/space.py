@@ -141,8 +141,10 @@ def coordinates(node: Any, value: Any, path: str = "") -> dict[str, float] | Non
     parts, others = parts_of(node), parts_of(value)
     if not parts and not isinstance(node, Recorded):
         return {} if encode(node) == encode(value) else None
-    added = {"training_args"} if isinstance(node, RFModelConfig) else set()  # by its build
-    if type(node) is not type(value) or (set(others) - added) != (set(parts) - added):
+    if isinstance(node, RFModelConfig):  # None is not kept as given, and build adds training_args
+        parts = {"training_args": others.get("training_args"), **parts}
+        others = {name: others.get(name) for name in {**parts, **others}}
+    if type(node) is not type(value) or set(others) != set(parts):
         return None
     found: dict[str, float] = {}
     for name, part in parts.items():
