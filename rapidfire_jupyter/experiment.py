@@ -143,6 +143,7 @@ class Experiment:
         monitors: Any = None,
         dry_run: bool = False,
         on_alert: Any = None,
+        memory: Literal["auto", "level1", "level2", "level3"] | None = None,
         device_memory: int | str | None = None,
         host_memory: int | str | None = None,
         block: bool = False,
@@ -182,6 +183,11 @@ class Experiment:
             monitors: What raises alerts; None for all of them, an empty list for none.
             dry_run: Policies only tell what they would do, see `decisions()`.
             on_alert: Functions `f(alert)` that get each alert as a dict, and URLs it is posted to.
+            memory: "auto" lets a run that does not fit be changed until it does, in this order:
+                gradient checkpointing, 8-bit optimizer, activations in host memory, smaller
+                micro-batches with the same rows per step, base in 4 bit. "level1" is gradient
+                checkpointing from the start, "level2" the next two as well, "level3" all, with
+                micro-batches of one row. None makes micro-batches smaller, where memory runs out.
             device_memory: What bases and runs may hold on the device at a time, as bytes, "20 GB"
                 or "80%"; the rest waits in host memory or on disk. None moves nothing.
             host_memory: What may wait in host memory, likewise; beyond it is the disk. None is 80 %
@@ -241,6 +247,7 @@ class Experiment:
             oversight=oversight,
             strategy=strategy,
             stratify=stratify,
+            memory=memory,
             device_memory=device_memory,
             host_memory=host_memory,
         )

@@ -20,7 +20,7 @@ from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.ops import Op, Verdict
 from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import State
-from rapidfire_jupyter.training import checkpoints, messages, relief, trainers
+from rapidfire_jupyter.training import checkpoints, messages, models, relief, trainers
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Fit:
     Attributes:
         configs: Live configs of the runs, callables included, by run id.
         used_seconds: Training time had, for fair turns among experiments.
+        relieve: Whether a run that does not fit may be changed in every way that is documented.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
         oversight: Its policies and monitors; a later `run_fit` may give others.
         ledger: What they know.
@@ -57,6 +58,7 @@ class Fit:
     weight: float = 1.0
     used_seconds: float = 0.0
     halted: str = ""
+    relieve: bool = False
     saved_at: dict[int, float] = field(default_factory=dict)
     observed: dict[int, int] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
@@ -216,7 +218,11 @@ class Fit:
         """
         if report.storage:
             raise OSError(report.error)
-        relieved = relief.smaller(self.configs[run], report.memory)
+        have = relief.means(
+            self.executor.create_model is models.default_create_model,
+            self.state.runs[run].checkpoint_step is None,
+        )
+        relieved = relief.next_relief(self.configs[run], report.memory, self.relieve, have)
         if relieved is not None:
             self.adjust(run, relieved, report.error)
             return
@@ -231,7 +237,7 @@ class Fit:
         where = f"from its checkpoint of step {step}" if step else "from its start"
         self.emit("run_adjusted", run, sync=True, changes=encode(relieved.changes), why=why)
         self.emit("alert", run, text=f"memory ran out ({why}): goes on {where} {relieved.text}")
-        if step or relieved.other_rows:
+        if step:
             reason = f"goes on {where} {relieved.text}, to fit into memory"
             self.emit("run_inexact", run, reason=reason)
 

@@ -38,7 +38,7 @@ from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.search import as_search, batch_note
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.training import budget as budgets
-from rapidfire_jupyter.training import context, models, prepared, process, trainers
+from rapidfire_jupyter.training import context, models, prepared, process, relief, trainers
 
 EXIT_SECONDS = 3.5
 CHUNKS = "chunks.json"  # in the experiment folder: the balance of its chunks
@@ -68,6 +68,7 @@ class Request:
     oversight: Oversight
     strategy: Any
     stratify: str | None
+    memory: str | None = None
     device_memory: int | str | None = None
     host_memory: int | str | None = None
 
@@ -86,7 +87,7 @@ def start(
     budget = _budget(request)
     process.install()
     search = as_search(request.config_group, request.trainer_type)
-    configs = search.runs()
+    configs = _relieved(search.runs(), request)
     train = as_dataset(request.train, "train_dataset")
     evaluation = None if request.eval is None else as_dataset(request.eval, "eval_dataset")
     create_model = request.create_model or models.default_create_model
@@ -135,6 +136,7 @@ def start(
     )
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
     fit.oversight = request.oversight
+    fit.relieve = request.memory == "auto"
     if fresh:
         print(search.describe())
         for note in filter(None, (*notes, batch_note(configs), *findings, *_uneven(chunks))):
@@ -203,6 +205,18 @@ def _check_numbers(request: Request) -> None:
         raise ConfigError(f"seed must be less than 2**32 (numpy's limit), got {request.seed}")
     if request.isolation not in ("mark", "cells"):
         raise ConfigError(f'isolation must be "mark" or "cells", got {request.isolation!r}')
+
+
+def _relieved(configs: list[RunConfig], request: Request) -> list[RunConfig]:
+    """The configs with what `memory="level1"` to "level3" stand for."""
+    level = request.memory
+    if level is None or level == "auto":
+        return configs
+    if level not in relief.LEVELS:
+        known = ", ".join(map(repr, ("auto", *relief.LEVELS)))
+        raise ConfigError(f"memory must be one of {known} or None, got {level!r}")
+    have = relief.means(request.create_model is None, True)
+    return [relief.at_level(config, level, have) for config in configs]
 
 
 def _budget(request: Request) -> budgets.Budget | None:

@@ -18,6 +18,7 @@ TRAINING = {
     "formatting",
     "isolation",
     "magics",
+    "offload",
     "ops",
     "panel",
     "rdrop",

@@ -18,6 +18,8 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
 )
+from rapidfire_jupyter.changes import modify
+from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.training import memory, relief
 
 ERRORS = {
@@ -226,7 +228,9 @@ def test_micro_batches_keep_the_rows_of_a_step():
 def test_a_generation_keeps_its_completions():
     one = config(8, 1, kind=RFGRPOConfig, num_generations=4, generation_batch_size=24)
 
-    changes = relief.smaller_micro_batch(one.copy(reward_funcs=[len]).build()).changes
+    changes = relief.smaller_micro_batch(
+        one.copy(reward_funcs=[tiny.reward_length]).build()
+    ).changes
 
     assert tuple(changes.values()) == (4, 2)  # 24 completions are whole micro-batches of 4 rows
 
@@ -241,3 +245,73 @@ def test_an_error_that_was_caused_by_a_lack_of_memory_counts_and_others_do_not()
         assert memory.exhausted(error) == "training"
 
     assert memory.exhausted(RuntimeError("size mismatch")) == ""
+
+
+HAVE = relief.Means(eight_bit=True, gpu=True, by_name=True, fresh=True)
+
+
+def test_auto_takes_the_documented_order():
+    one, taken = config(4, 1, gradient_checkpointing=False).build(), []
+    while (found := relief.next_relief(one, "training", True, HAVE)) is not None:
+        taken.append(found.text)
+        one = modify(one, found.changes)
+
+    assert taken == [
+        "with gradient checkpointing",
+        "with an 8-bit optimizer",
+        "with activations in host memory",
+        "with micro-batches of 2 x 2 in place of 4 x 1 rows",
+        "with micro-batches of 1 x 4 in place of 2 x 2 rows",
+        "on a base in 4 bit (QLoRA)",
+    ]
+    trained = relief.Means(eight_bit=True, gpu=False, by_name=True, fresh=False)
+    first = relief.next_relief(config(4, 1).build(), "training", True, trained)
+    assert "micro-batches" in first.text  # optimizer and base stay once there is a checkpoint
+
+
+def test_levels_keep_what_was_given():
+    given = config(4, 1, gradient_checkpointing=False).build()
+    plain_config = RFModelConfig("m", training_args=RFSFTConfig(), peft_config=RFLoraConfig())
+
+    kept = relief.at_level(given, "level1", HAVE)
+    third = relief.at_level(plain_config.build(), "level3", HAVE).model
+
+    assert kept == given
+    args = third.training_args
+    assert (args.optim, args.activation_offloading) == ("adamw_8bit", True)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (1, 8)
+    assert third.model_kwargs["quantization_config"]["load_in_4bit"]
+
+
+def test_a_level_that_needs_a_package_and_an_unknown_one_are_refused_in_the_cell(experiment):
+    exp = experiment()
+    rows = tiny.sft_rows(8)
+
+    with pytest.raises(ConfigError, match="memory must be one of 'auto', 'level1'"):
+        exp.run_fit(config(), small_device, rows, memory="level4")
+    with pytest.raises(ConfigError, match="pip install bitsandbytes"):
+        relief.at_level(config().build(), "level2", relief.Means(False, True, True, True))
+
+
+def test_auto_checkpoints_gradients_before_it_makes_batches_smaller(experiment, tmp_path):
+    exp = experiment()
+    run = config(4, 1, {"hidden": 64, "layers": 6}, gradient_checkpointing=False)
+    exp.run_fit(run, small_device, tiny.sft_rows(12), num_chunks=2, block=True)
+    needed = exp.run(1).memory
+    small = experiment("small")
+
+    small.run_fit(
+        run,
+        small_device,
+        tiny.sft_rows(12),
+        num_chunks=2,
+        memory="auto",
+        device_memory=needed.base + needed.own - needed.activations // 4,
+        host_memory="1 GB",
+        block=True,
+    )
+
+    assert small.run(1).status == "completed", small.run(1).trace
+    assert adjusted(small) == [{"training_args.gradient_checkpointing": True}]
+    assert small.run(1).memory.activations < needed.activations
+    assert_same(sliced(small.run(1)), sliced(exp.run(1)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.ops import KINDS, WHOLE_EXPERIMENT, Op, verdict
-from rapidfire_jupyter.scheduler import next_run, slice_end
+from rapidfire_jupyter.scheduler import next_run, slice_end, turns
 from rapidfire_jupyter.state import ACTIVE, Run, State, apply, chunks_done
 
 
@@ -292,7 +292,9 @@ LEGAL = {
     "boost": set(),
     "clone": set(),
     "delete": {(before, "deleted") for before in (*ACTIVE, "stopped", "failed", "completed")},
-    "undelete": {("deleted", "stopped"), ("deleted", "completed"), ("deleted", "failed")},
+    "undelete": {
+        ("deleted", after) for after in ("queued", "paused", "stopped", "completed", "failed")
+    },
     "pause_all": {("queued", "paused"), ("running", "paused")},
     "resume_all": {("paused", "queued")},
 }
@@ -356,3 +358,16 @@ def test_no_storm_of_ops_leads_to_an_exception_or_an_illegal_state(storm):
     for event in sim.events:
         replayed = apply(replayed, event)
     assert replayed == sim.state
+
+
+def test_runs_of_one_base_are_beside_each_other_within_a_pass_and_no_pass_is_left():
+    sim = Simulation((2, 4), (2, 4), (2, 4), (2, 4))
+    for run in (2, 4):
+        facts = {"total_steps": 4, "chunk_ends": [2, 4], "base": "base-2", "step": 0}
+        sim.emit("run_prepared", run, **facts)
+
+    assert turns(sim.state, sim.state.runs) == [1, 2, 3, 4]
+    assert turns(sim.state, sim.state.runs, "base-2") == [2, 4, 1, 3]
+    sim.emit("advanced", 2, step=2, chunks=1)
+    assert turns(sim.state, sim.state.runs, "base-2") == [4, 1, 3, 2]
+    assert next_run(sim.state, sim.state.runs, "base-1") == 1

@@ -5,6 +5,8 @@ from a rough formula until a rehearsal has measured them.
 """
 
 import math
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from rapidfire_jupyter.training.watching import checkpoints_layers
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def expected_activations(trainer: Any, tokens: int) -> int:
     args, model = trainer.args, trainer.model
     value_bytes = 2 if args.bf16 or args.fp16 else model.dtype.itemsize
     chunked = type(trainer).__name__.startswith("SFT")  # TRL's SFT loss takes logits in chunks
-    checkpointing = bool(args.gradient_checkpointing)
+    checkpointing = checkpoints_layers(args)
     return activation_bytes(
         shape_of(model.config), tokens, value_bytes, checkpointing, logits=not chunked
     )
@@ -172,29 +176,42 @@ def measuring(model: Any, skip: bool = False) -> Iterator[Measured]:
             peak = torch.cuda.max_memory_allocated()
             found.size_bytes = max(0, peak - before - gradients)
         else:
-            seen: dict[int, int] = {}
-            weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-            def keep(tensor: torch.Tensor) -> torch.Tensor:
-                storage = tensor.untyped_storage()
-                if storage.data_ptr() not in weights:
-                    seen[storage.data_ptr()] = storage.nbytes()
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            saved = _Saved(model)
+            with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda tensor: tensor):
                 yield found
-            found.size_bytes = sum(seen.values())
+            found.size_bytes = saved.peak
     finally:
         hook.remove()
 
 
-def activations(trainer: Any, found: Measured) -> tuple[int, bool]:
-    """Activations of a rehearsed trainer in bytes, and whether they are measured.
+class _Saved:
+    """Counts the bytes of what autograd keeps at a time, weights aside, each storage once."""
 
-    On a CPU what checkpointed layers keep is not seen, so the formula's share is added.
-    """
-    expected = expected_activations(trainer, found.tokens)
+    def __init__(self, model: nn.Module) -> None:
+        self.peak = self._now = 0
+        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._uses: Counter[int] = Counter()
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Called with each tensor that is kept; it is kept as it is."""
+        storage = tensor.untyped_storage()
+        where, size_bytes = storage.data_ptr(), storage.nbytes()
+        if where not in self._weights:
+            if not self._uses[where]:
+                self._now += size_bytes
+                self.peak = max(self.peak, self._now)
+            self._uses[where] += 1
+            weakref.finalize(tensor, self._free, where, size_bytes).atexit = False
+        return tensor
+
+    def _free(self, where: int, size_bytes: int) -> None:
+        self._uses[where] -= 1
+        if not self._uses[where]:
+            self._now -= size_bytes
+
+
+def activations(trainer: Any, found: Measured) -> tuple[int, bool]:
+    """Activations of a rehearsed trainer in bytes; whether they are measured. Any: a trainer."""
     if found.size_bytes is None:
-        return expected, False
-    hidden = trainer.args.gradient_checkpointing and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return found.size_bytes + (expected if hidden else 0), True
+        return expected_activations(trainer, found.tokens), False
+    return found.size_bytes, True

@@ -72,10 +72,33 @@ def rehearse(trainer: Any) -> Draws:
         from_batch = stream_moved(start)
         fetched = rng_state()
         trainer.current_gradient_accumulation_steps = 1
+        _checkpoint_layers(trainer)
         trainer.training_step(trainer.model_wrapped, batches[0], items)
         from_step = stream_moved(fetched)
         trainer.model.zero_grad(set_to_none=True)
     return Draws(from_batch and not hasattr(trainer, "_buffered_inputs"), from_step)
+
+
+def checkpoints_layers(args: Any) -> bool:
+    """Whether a trainer's arguments ask for gradient checkpointing. Any: TrainingArguments."""
+    return bool(getattr(args, "activation_checkpointing", args.gradient_checkpointing))
+
+
+def _checkpoint_layers(trainer: Any) -> None:
+    """Switch gradient checkpointing on, as `train()` does when it begins.
+
+    Without it the rehearsal would need more memory than training.
+    """
+    args, model = trainer.args, trainer.model
+    if not checkpoints_layers(args):
+        return
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is None:  # transformers before 5.24
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        return
+    given = dict(args.activation_checkpointing_kwargs or {})
+    how = {name: given.pop(name) for name in ("every_n_layers", "offload") if name in given}
+    enable(activation_checkpointing_kwargs=given or None, **how)
 
 
 def first_batch(trainer: Any) -> list[list[list[Any]]]:
