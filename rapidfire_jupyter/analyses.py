@@ -122,6 +122,14 @@ def effects(
     return Finding(found, title, rows, notes, lambda: drawing.effects(found.to_dict()))
 
 
+def effects_now(exp: "Experiment", metric: str | None) -> Finding:
+    """Effects among finished runs if there are some, else where all of them have come to."""
+    try:
+        return effects(exp, metric, None, "end", None, 0)
+    except OpError:
+        return effects(exp, metric, None, "same_fraction", None, 0)
+
+
 def _partial(runs: tuple[int, ...]) -> list[str]:
     if not runs:
         return []

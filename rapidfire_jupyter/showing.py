@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
-from rapidfire_jupyter.ui.actions import Actions, Standing
+from rapidfire_jupyter.ui.actions import Actions, Reply, Standing
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -77,7 +77,32 @@ def actions(exp: "Experiment") -> Actions:
         refusal=lambda run, config: _refusal(exp, run, config),
         adapter=lambda run: _adapter(exp, run),
         several=lambda: _several(),
+        more={"analysis": lambda args: _analysis(exp, args)},
     )
+
+
+def _analysis(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
+    """What each hyperparameter did to a metric. Any: what a browser sent."""
+    from rapidfire_jupyter import analyses
+
+    metric = args.get("metric")
+    found = analyses.effects_now(exp, metric if isinstance(metric, str) and metric else None)
+    rows = [
+        {
+            "factor": one.factor,
+            "before": one.before,
+            "after": one.after,
+            "mean": one.difference.mean,
+            "low": one.difference.low,
+            "high": one.difference.high,
+            "verdict": one.verdict,
+            "pairs": one.difference.count,
+        }
+        for one in found.result.effects
+    ]
+    known = found.result
+    top = {"metric": known.metric, "mode": known.mode, "at": known.at, "used": list(known.used)}
+    return Reply({**top, "effects": rows, "notes": found.notes})
 
 
 def _standing(exp: "Experiment") -> Standing:

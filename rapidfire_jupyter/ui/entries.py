@@ -38,6 +38,10 @@ def entry(event: Event, first_time: float) -> Entry | None:
         "level": level,
         "op": str(event.data["kind"]) if op else "",
         "outcome": str(event.data["outcome"]) if op else "",
+        "remedies": [
+            {"label": str(label), "kind": str(kind), "args": dict(args)}
+            for label, kind, args in event.data.get("remedies", ())
+        ],
     }
 
 
@@ -48,6 +52,10 @@ def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
     if event.kind == "alert":
         where = f"{run}: " if event.run is not None else ""
         return where + str(data.get("text", "")).partition("\n")[0], "alert"
+    if event.kind == "decisions":
+        return _decided(data)
+    if event.kind == "note":
+        return str(data["text"]), "info"
     if event.kind == "run_failed":
         return f"{run} failed: {data['error']}", "error"
     if event.kind == "run_inexact":
@@ -71,6 +79,19 @@ def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
     return None
 
 
+def _decided(data: Any) -> tuple[str, Literal["info"]] | None:  # Any: JSON values
+    """What policies let be; in a dry run, what they would have done. Their ops tell the rest."""
+    told = [one for one in data["decisions"] if data["dry_run"] or one["op"] is None]
+    if not told:
+        return None
+    lines = [f"{one['policy']}, {one['key']}: {_would(one['op'])}{one['reason']}" for one in told]
+    return ("dry run: " if data["dry_run"] else "") + "; ".join(lines), "info"
+
+
+def _would(op: Any) -> str:  # Any: JSON values of a decision's op
+    return "" if op is None else f"would {op['kind']} run {op['run']}: "
+
+
 def _op_text(event: Event) -> tuple[str, Literal["info", "alert", "error"]]:
     data = event.data
     kind, by = str(data["kind"]), f" ({data['by']})" if data.get("by") else ""
@@ -80,7 +101,9 @@ def _op_text(event: Event) -> tuple[str, Literal["info", "alert", "error"]]:
     if data["outcome"] == "already":
         reason = f": {data['reason']}" if data.get("reason") else ""
         return f"{about}{kind}: it was so already{reason}{by}", "info"
-    return f"{about}{_VERBS.get(kind, kind)}{_details(event.data)}{by}", "info"
+    policy = str(data.get("by", "")).startswith("policy:")
+    why = f": {data['reason']}" if policy and data.get("reason") else ""
+    return f"{about}{_VERBS.get(kind, kind)}{_details(event.data)}{by}{why}", "info"
 
 
 def _details(data: Any) -> str:  # Any: JSON values of an op event

@@ -5,7 +5,7 @@ whoever shares one between threads holds a lock.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rapidfire_jupyter.events import Event
@@ -48,6 +48,7 @@ class Fold:
         self.open_slice: tuple[int, float, int] | None = None
         self.trained_s = 0.0
         self.alerts = 0
+        self.why: dict[int, str] = {}  # why a policy stopped a run, by its last stop
         self.dropped: dict[int, int] = {}  # times that rows of a run were dropped
         self._steps_per_epoch: dict[int, float] = {}
         self._measures: dict[int, deque[tuple[int, float]]] = {}
@@ -73,6 +74,8 @@ class Fold:
         if event.run is not None and event.kind == "run_recovered":
             self._recover(event.run, event.data["rows"])
         self.alerts += event.kind in ("alert", "run_failed")
+        if event.kind == "op" and event.run is not None and event.data["kind"] == "stop":
+            self._keep_reason(event.run, event.data)
         line = entry(event, self.first_time)
         if line is not None:
             self.entries.append(line)
@@ -87,6 +90,11 @@ class Fold:
         self.last.setdefault(run, {}).update(zip(one.metrics, one.values, strict=True))
         for name in one.metrics:
             self.metrics.setdefault(name)
+
+    def _keep_reason(self, run: int, data: Mapping[str, Any]) -> None:  # Any: JSON values
+        if data["outcome"] == "applied":
+            by_policy = str(data.get("by", "")).startswith("policy:")
+            self.why[run] = str(data["reason"]) if by_policy else ""
 
     def _recover(self, run: int, rows: int) -> None:
         kept = self.curves.get(run, [])

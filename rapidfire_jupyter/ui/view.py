@@ -173,6 +173,7 @@ def row(fold: Fold, run_id: int, varying: list[str], left: Etas) -> Row:
         "changes": dict(run.changes),
         "inexact": list(run.inexact),
         "error": run.error,
+        "why": fold.why.get(run.id, "") if run.status == "stopped" else "",
         "checkpoint_step": run.checkpoint_step,
         "deleted_at": round(deleted_at, 3),
         "parked": bool(getattr(run, "parked", False)),

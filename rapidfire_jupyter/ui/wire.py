@@ -66,6 +66,7 @@ class Row(TypedDict):
     changes: dict[str, Json]  # what a clone changed
     inexact: list[str]
     error: str
+    why: str  # why a policy stopped it, if it is stopped by one
     checkpoint_step: int | None
     deleted_at: float  # seconds since first_time; 0 if it is not deleted
     parked: bool
@@ -79,6 +80,14 @@ class Block(TypedDict):
     n: int
 
 
+class Remedy(TypedDict):
+    """What an alert offers: an op on its run, see `Order`."""
+
+    label: str
+    kind: str
+    args: dict[str, Json]
+
+
 class Entry(TypedDict):
     """One line of the events tab, and one point of interest of the timeline."""
 
@@ -90,6 +99,7 @@ class Entry(TypedDict):
     level: Literal["info", "alert", "error"]
     op: str  # kind of the op, "" for others
     outcome: str  # applied, already, refused; "" for others
+    remedies: list[Remedy]  # of an alert
 
 
 class Slice(TypedDict):
@@ -215,6 +225,8 @@ class Ask(TypedDict):
     - "export": {"format": "csv"|"parquet"|"html"|"adapter", "run"?}; {"file": name, "mime"} and the
       bytes as buffer, or {"path"} for the adapter's folder (relative to the kernel's directory).
     - "samples": {"chunk"}; {"chunks": [..], "prompts": [Sample]}.
+    - "analysis": {"metric"}; {"metric", "mode", "at", "used": runs, "effects": [EffectRow],
+      "notes": [text]}: what each hyperparameter did.
     - "sample": {"runs", "prompts"}; {"predictions": {run: [text]}}.
     """
 
@@ -238,6 +250,19 @@ class Field(TypedDict):
     most: Number
     given: bool  # the parent's config sets it; others have their default and come folded
     note: str  # why it is fixed, or its documentation's first sentence
+
+
+class EffectRow(TypedDict):
+    """One change of a hyperparameter, and what it did to the metric."""
+
+    factor: str
+    before: str
+    after: str
+    mean: float
+    low: Number
+    high: Number
+    verdict: Literal["better", "worse", "tie", "unclear"]
+    pairs: int
 
 
 class Sample(TypedDict):

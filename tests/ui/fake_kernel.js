@@ -39,7 +39,7 @@ function makeRow(id, over = {}) {
     chunk: 4, chunk_ends: [50, 100, 150, 200, 250, 300, 350, 400], eta_s: 320 + id,
     params: { "training_args.learning_rate": rate, "peft_config.r": [8, 32][id % 2], "peft_config.target_modules": id % 3 ? ["q_proj", "v_proj"] : "all-linear" },
     last: { loss: 1 + id / 100, eval_loss: 1.2 + id / 90, learning_rate: rate }, weight: 1, parent: null, warm: false, clone_step: null, changes: {},
-    inexact: [], error: "", checkpoint_step: 200, deleted_at: 0, parked: false, ...over,
+    inexact: [], error: "", why: "", checkpoint_step: 200, deleted_at: 0, parked: false, ...over,
   };
 }
 
@@ -83,13 +83,18 @@ function makeSlices(ids, count = 60) {
   return Array.from({ length: count }, (_, i) => ({ run: ids[i % ids.length], start: i * 12, end: i * 12 + 11.4, steps: 6 }));
 }
 
+const REMEDIES = [
+  { label: "clone warm with learning rate 0.001 → 0.000333", kind: "clone", args: { changes: { "training_args.learning_rate": 0.000333 }, warm: true, again: false, name: null } },
+  { label: "boost run 3 to weight 2", kind: "boost", args: { weight: 2 } },
+];
+
 function makeEntries() {
   return [
-    { seq: 1, time: 0, kind: "fit_started", run: null, text: "training started: 8 runs", level: "info", op: "", outcome: "" },
-    { seq: 5, time: 130, kind: "op", run: 4, text: "stop run 4 at step 60", level: "info", op: "stop", outcome: "applied" },
-    { seq: 7, time: 260, kind: "op", run: 1, text: "boost run 1 to weight 3", level: "info", op: "boost", outcome: "applied" },
-    { seq: 9, time: 410, kind: "alert", run: 3, text: "loss of run 3 is NaN since step 120", level: "alert", op: "", outcome: "" },
-    { seq: 12, time: 520, kind: "run_failed", run: 5, text: "run 5 failed: CUDA out of memory", level: "error", op: "", outcome: "" },
+    { seq: 1, time: 0, kind: "fit_started", run: null, text: "training started: 8 runs", level: "info", op: "", outcome: "", remedies: [] },
+    { seq: 5, time: 130, kind: "op", run: 4, text: "stop run 4 at step 60", level: "info", op: "stop", outcome: "applied", remedies: [] },
+    { seq: 7, time: 260, kind: "op", run: 1, text: "boost run 1 to weight 3", level: "info", op: "boost", outcome: "applied", remedies: [] },
+    { seq: 9, time: 410, kind: "alert", run: 3, text: "loss of run 3 is NaN since step 120", level: "alert", op: "", outcome: "", remedies: REMEDIES },
+    { seq: 12, time: 520, kind: "run_failed", run: 5, text: "run 5 failed: CUDA out of memory", level: "error", op: "", outcome: "", remedies: [] },
   ];
 }
 
@@ -178,6 +183,13 @@ const DEFAULTS = {
   peek: { rows: [[{ text: "<|user|> Where is my order? <|assistant|>", learned: false }, { text: "It left our warehouse on Monday.", learned: true }]] },
   samples: { chunks: [1, 2], prompts: [{ prompt: "Where is my order?", reference: "It left on Monday.", predictions: { 1: "It left our warehouse.", 2: "I do not know." }, scores: { 1: { bleu: 0.41 }, 2: { bleu: 0.02 } } }] },
   sample: (args) => ({ predictions: Object.fromEntries(args.runs.map((run) => [run, [`answer of ${run} to ${args.prompts[0]}`]])) }),
+  analysis: (args) => ({
+    metric: args.metric || "loss", mode: "min", at: 1, used: [1, 2, 3, 4], notes: ["differences of up to 0.5 % are a tie"],
+    effects: [
+      { factor: "r", before: "8", after: "32", mean: -0.12, low: -0.2, high: -0.04, verdict: "better", pairs: 4 },
+      { factor: "learning_rate", before: "0.001", after: "0.01", mean: 0.3, low: null, high: null, verdict: "unclear", pairs: 2 },
+    ],
+  }),
   data: {
     rows: 400,
     measured: 400,

@@ -404,3 +404,39 @@ def test_exports_are_downloads(page):
     page.get_by_role("button", name="Export").click()
     page.get_by_role("button", name="Best run's adapter").click()
     page.wait_for_selector(".rf-notices:has-text('run-1/adapter')")
+
+
+def test_remedies_of_an_alert_are_one_click_each_and_asked_for_once(page):
+    show(page, {"head": {"alerts": 1}})
+    page.get_by_role("button", name="1 alert: show events").click()
+
+    press = page.get_by_role("button", name="clone warm with learning rate 0.001 → 0.000333")
+    press.click()
+    press.click(force=True)
+
+    assert orders(page) == [
+        ("clone", 3, {"changes": {"training_args.learning_rate": 0.000333}, "warm": True})
+    ]
+    assert page.locator(".rf-list tbody tr").count() == 2  # the bell shows alerts and errors only
+    page.get_by_role("button", name="boost run 3 to weight 2").click()
+    assert orders(page)[1:] == [("boost", 3, {"weight": 2})]
+
+
+def test_the_tab_that_compares_has_a_row_for_each_effect(page):
+    show(page, {"head": {"can": ["ops", "analysis"]}})
+    page.get_by_role("tab", name="Compare").click()
+    row = page.locator("tr[data-verdict=better]")
+    row.wait_for()
+
+    assert row.inner_text().split("\t")[0] == "r: 8 → 32"
+    assert "-0.12 (-0.20 to -0.04)" in row.inner_text().replace("−", "-")
+    assert page.locator("tr[data-verdict=unclear] td").nth(1).inner_text() == "0.30"
+    assert "differences of up to 0.5 % are a tie" in page.locator(".rf-effects").inner_text()
+
+
+def test_a_run_that_a_policy_stopped_says_why(page):
+    show(page, {"rows": {2: {"status": "stopped", "why": "eval_loss 3 is behind 2 of run 1"}}})
+
+    title = page.locator("tr[data-run='2'] td:has(.rf-dot)").get_attribute("title")
+
+    assert title == "stopped by a policy: eval_loss 3 is behind 2 of run 1"

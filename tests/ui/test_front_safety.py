@@ -28,6 +28,7 @@ def test_markup_in_any_text_is_only_text(page, evil):
         "last": {"loss": evil, evil: 1},
         "changes": {evil: evil},
         "parent": 2,
+        "why": evil,
     }
     head = {
         "name": evil,
@@ -48,8 +49,9 @@ def test_markup_in_any_text_is_only_text(page, evil):
             config: { values: { [evil]: evil } }, log: { text: evil }, peek: { rows: [[{ text: evil, learned: true }]] },
             samples: { chunks: [1], prompts: [{ prompt: evil, reference: evil, predictions: { 1: evil }, scores: { 1: { [evil]: 1 } } }] },
             data: { rows: 1, measured: 1, chunks: [{ rows: 1, words: 1, groups: { [evil]: 1 } }] }, library: { error: evil }, sample: { error: evil },
+            analysis: { metric: evil, mode: "min", at: 1, used: [1], notes: [evil], effects: [{ factor: evil, before: evil, after: evil, mean: 1, low: null, high: null, verdict: evil, pairs: 1 }] },
           };
-          kernel.delta({ entries: [{ seq: 99, time: 1, kind: evil, run: 1, text: evil, level: "alert", op: "stop", outcome: "applied" }] });
+          kernel.delta({ entries: [{ seq: 99, time: 1, kind: evil, run: 1, text: evil, level: "alert", op: "stop", outcome: "applied", remedies: [{ label: evil, kind: "clone", args: { changes: { [evil]: evil }, warm: false } }] }] });
         }""",
         evil,
     )

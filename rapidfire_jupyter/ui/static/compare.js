@@ -74,10 +74,97 @@ function drawCompare(
   });
 }
 
+const MOST_EFFECTS = 40;
+
+/** Where effects are drawn: from left to right, 0 marked; rows without an interval are points. Pure. */
+function planEffects(/** @type {EffectRow[]} */ effects) {
+  const ends = effects.flatMap((one) => [one.mean, one.low ?? one.mean, one.high ?? one.mean, 0]);
+  const [low, high] = [Math.min(0, ...ends), Math.max(0, ...ends)];
+  const span = high - low || 1;
+  const at = (/** @type {number} */ value) => (100 * (value - low)) / span;
+  return effects.slice(0, MOST_EFFECTS).map((one) => ({
+    ...one,
+    zero: at(0),
+    at: at(one.mean),
+    from: at(one.low ?? one.mean),
+    to: at(one.high ?? one.mean),
+  }));
+}
+
+/** A row of the forest: the change, its interval as a line with a dot, the numbers in words. */
+function forestRow(/** @type {ReturnType<typeof planEffects>[0]} */ one) {
+  const interval =
+    one.low === null || one.high === null ? "" : ` (${showNumber(one.low, 3)} to ${showNumber(one.high, 3)})`;
+  return h(
+    "tr",
+    { "data-verdict": one.verdict },
+    h("th", { scope: "row" }, `${one.factor}: ${one.before} → ${one.after}`),
+    h(
+      "td",
+      { class: "rf-forest", "aria-hidden": "true" },
+      h("i", { class: "rf-zero", style: `left:${one.zero}%` }),
+      h("i", { class: "rf-span", style: `left:${one.from}%;width:${one.to - one.from}%` }),
+      h("i", { class: "rf-mean", style: `left:${one.at}%` }),
+    ),
+    h("td", { class: "rf-number" }, `${showNumber(one.mean, 3)}${interval}`),
+    h("td", null, one.verdict),
+    h("td", { class: "rf-number" }, one.pairs),
+  );
+}
+
+/** What each hyperparameter did, asked for when it is looked at. */
+function createEffects(/** @type {View} */ view) {
+  const again = button("Compute effects", "undo", () => void load(), { text: "Compute again" });
+  const note = h("p", { class: "rf-note" });
+  const body = h("tbody");
+  const heads = ["Change", "Interval", "Difference (95 %)", "Verdict", "Pairs"];
+  const table = h(
+    "table",
+    { class: "rf-list", hidden: true },
+    h(
+      "thead",
+      null,
+      h(
+        "tr",
+        null,
+        heads.map((text) => h("th", { scope: "col" }, text)),
+      ),
+    ),
+    body,
+  );
+  const element = h(
+    "div",
+    { class: "rf-effects" },
+    h("div", { class: "rf-tools" }, h("strong", null, "What each hyperparameter did"), again),
+    h("div", { class: "rf-scroll", tabindex: 0, role: "region", "aria-label": "Effects" }, table),
+    note,
+  );
+  /** @type {string | null} */
+  let asked = null;
+
+  async function load() {
+    const metric = (asked = view.wish.metric);
+    setText(note, "Computing…");
+    try {
+      const { data } = await view.ask("analysis", { metric });
+      if (metric !== asked) return;
+      body.replaceChildren(...planEffects(data.effects).map(forestRow));
+      table.hidden = !data.effects.length;
+      const where = `${data.metric}, ${plural(data.used.length, "run")} at ${showShare(data.at)} of the schedule`;
+      setText(note, [where, ...data.notes].join(". "));
+    } catch (error) {
+      table.hidden = true;
+      setText(note, /** @type {Error} */ (error).message);
+    }
+  }
+  return { element, update: () => void (view.wish.metric !== asked && load()) };
+}
+
 /** The tab. */
 function createCompare(/** @type {View} */ view) {
   const canvas = h("canvas", { class: "rf-canvas", role: "img" });
   const box = h("div", { class: "rf-plot" }, canvas);
+  const effects = createEffects(view);
   const element = h(
     "div",
     { class: "rf-pane" },
@@ -87,9 +174,11 @@ function createCompare(/** @type {View} */ view) {
       { class: "rf-note" },
       "A line is a run; the last axis is the last value of the metric chosen under Curves. The table below has the same numbers.",
     ),
+    effects.element,
   );
   let drawn = "";
   function update() {
+    effects.update();
     const [width, height] = [box.clientWidth, box.clientHeight];
     const now = `${view.state.version} ${width} ${view.wish.metric} ${view.theme.dark} ${JSON.stringify([...view.slots])}`;
     if (!width || now === drawn) return;

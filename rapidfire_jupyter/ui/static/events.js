@@ -40,6 +40,8 @@ function createEvents(/** @type {View} */ view) {
     ),
   );
   let drawn = "";
+  /** @type {Set<string>} */
+  const asked = new Set();
 
   function wanted(/** @type {Entry} */ entry) {
     if (which.value === "alerts") return entry.level !== "info";
@@ -47,7 +49,41 @@ function createEvents(/** @type {View} */ view) {
     return which.value === "all" || (entry.run !== null && view.targets().includes(entry.run));
   }
 
+  /** Buttons of an alert: each asks for its op once. */
+  function remedies(/** @type {Entry} */ entry) {
+    if (!entry.remedies.length || locked(view.state.head)) return null;
+    return h(
+      "span",
+      { class: "rf-remedies" },
+      entry.remedies.map((remedy) => {
+        const key = `${entry.seq} ${remedy.label}`;
+        const press = h(
+          "button",
+          {
+            type: "button",
+            class: "rf-button rf-small",
+            title: magicLine(remedy.kind, entry.run, remedy.args),
+            "aria-disabled": asked.has(key),
+            onclick: () => {
+              if (asked.has(key)) return;
+              asked.add(key);
+              setAttribute(press, "aria-disabled", "true");
+              view.link.order(view.id, remedy.kind, entry.run, remedyArgs(remedy));
+              view.say(`Asked: ${remedy.label}`);
+            },
+          },
+          remedy.label,
+        );
+        return press;
+      }),
+    );
+  }
+
   function update(force = false) {
+    if (view.wish.alerts) {
+      which.value = "alerts";
+      view.wish.alerts = false;
+    }
     const found = view.state.entries.filter(wanted).slice(-MOST_LISTED).reverse();
     const now = `${which.value} ${found.length} ${found[0]?.seq} ${found[found.length - 1]?.seq}`;
     if (now === drawn && !force) return;
@@ -65,6 +101,7 @@ function createEvents(/** @type {View} */ view) {
             entry.level !== "info" && h("strong", null, entry.level === "alert" ? "Alert: " : "Error: "),
             entry.outcome === "refused" && h("strong", null, "Refused: "),
             entry.text,
+            remedies(entry),
           ),
         ),
       ),
@@ -73,6 +110,12 @@ function createEvents(/** @type {View} */ view) {
     empty.hidden = !empty.textContent;
   }
   return { element, update };
+}
+
+/** The arguments of a remedy as an order has them. */
+function remedyArgs(/** @type {Remedy} */ remedy) {
+  if (remedy.kind === "clone") return { changes: remedy.args.changes, warm: remedy.args.warm };
+  return remedy.kind === "boost" ? { weight: remedy.args.weight } : {};
 }
 
 /** A choice of one run, which follows the table's focus until it is changed by hand. */

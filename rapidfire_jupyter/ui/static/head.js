@@ -76,7 +76,7 @@ function createHead(/** @type {View} */ view, /** @type {HTMLElement} */ menu) {
   const memoryText = h("span", { class: "rf-figure rf-faint" });
   const memoryBox = h("span", { class: "rf-pair", hidden: true }, memory, memoryText);
   const pause = button("Pause all", "pause", () => toggle(), { text: "Pause all" });
-  const alerts = button("Alerts", "bell", () => view.openTab("events"), {
+  const alerts = button("Alerts", "bell", () => ((view.wish.alerts = true), view.openTab("events")), {
     text: "0",
     class: "rf-button rf-alerts",
     hidden: true,

@@ -80,7 +80,7 @@ function fillCell(
 function fillStatus(/** @type {View} */ view, /** @type {HTMLElement} */ cell, /** @type {Row} */ row) {
   const [dot, word, chip, mark] = /** @type {any} */ (cell.children);
   setAttribute(dot, "data-status", row.status);
-  setText(mark, row.inexact.length ? "≈" : "");
+  setText(mark, (row.why ? "⚖" : "") + (row.inexact.length ? "≈" : ""));
   const order = [...view.link.orders]
     .reverse()
     .find((/** @type {Sent} */ one) => one.run === row.id && (!one.settled || performance.now() - one.settled < 4000));
@@ -90,6 +90,7 @@ function fillStatus(/** @type {View} */ view, /** @type {HTMLElement} */ cell, /
   cell.title =
     [
       row.error,
+      row.why && `stopped by a policy: ${row.why}`,
       order?.status === "refused" ? order.reason : "",
       ...row.inexact.map((reason) => `may differ from plain TRL: ${reason}`),
     ]

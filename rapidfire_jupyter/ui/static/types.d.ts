@@ -14,12 +14,18 @@ interface Row {
   id: number; name: string; status: string; progress: number; step: number; total_steps: number | null; chunk: number;
   chunk_ends: number[]; eta_s: number | null; params: Record<string, Json>; last: Record<string, number | string | null>;
   weight: number; parent: number | null; warm: boolean; clone_step: number | null; changes: Record<string, Json>;
-  inexact: string[]; error: string; checkpoint_step: number | null; deleted_at: number; parked: boolean;
+  inexact: string[]; error: string; why: string; checkpoint_step: number | null; deleted_at: number; parked: boolean;
 }
 
 interface Block { run: number; metrics: string[]; n: number }
 interface Entry {
   seq: number; time: number; kind: string; run: number | null; text: string; level: "info" | "alert" | "error"; op: string; outcome: string;
+  remedies: Remedy[];
+}
+interface Remedy { label: string; kind: string; args: Record<string, Json> }
+interface EffectRow {
+  factor: string; before: string; after: string; mean: number; low: number | null; high: number | null;
+  verdict: "better" | "worse" | "tie" | "unclear"; pairs: number;
 }
 interface Slice { run: number; start: number; end: number; steps: number }
 interface Snapshot {
@@ -63,7 +69,7 @@ interface Model {
 /** What a view wants to see. */
 interface Wish {
   metric: string; x: "step" | "rows" | "epoch" | "time"; smooth: number; log: boolean; hidden: Set<number>; alone: number | null;
-  selected: Set<number>; sort: { key: string; down: boolean }; filter: string; tab: string; zoom: Zoom | null; asTable: boolean;
+  selected: Set<number>; sort: { key: string; down: boolean }; filter: string; tab: string; zoom: Zoom | null; asTable: boolean; alerts?: boolean;
 }
 interface Zoom { x: [number, number]; y: [number, number] | null }
 interface Line {
