@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from rapidfire_jupyter.screening import Budget, Outliers, SlowLearners, Threshold
     from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
+    from rapidfire_jupyter.suggestions import RFOptuna
 
 __version__ = "0.1.0"
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "RFKTOConfig",
     "RFLoraConfig",
     "RFModelConfig",
+    "RFOptuna",
     "RFRLOOConfig",
     "RFRandomSearch",
     "RFRewardConfig",
@@ -106,6 +108,7 @@ _HOMES = {
     "RFModelConfig": "config",
     "Range": "choices",
     "RFGridSearch": "search",
+    "RFOptuna": "suggestions",
     "RFRandomSearch": "search",
     "check_data": "data.check",
     "clean_data": "data.clean",

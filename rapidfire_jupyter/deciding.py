@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rapidfire_jupyter import alerts, decisions, monitors, operations, policies, webhooks
+from rapidfire_jupyter import (
+    alerts,
+    decisions,
+    monitors,
+    operations,
+    policies,
+    suggestions,
+    webhooks,
+)
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.decisions import Decision
 from rapidfire_jupyter.encoding import decode, encode
@@ -41,7 +49,7 @@ def look(fit: Fit) -> None:
         raise
     except Exception as error:  # ours, or a value that nobody thought of
         logger.exception("policies and monitors are off")
-        fit.oversight = replace(fit.oversight, policies=(), monitors=())
+        fit.oversight, fit.search = replace(fit.oversight, policies=(), monitors=()), None
         what = f"policies and monitors failed ({type(error).__name__}: {error})"
         fit.emit("alert", text=f"{what}; they are off in this kernel, training goes on")
     fit.undecided = False
@@ -93,6 +101,18 @@ def _look(fit: Fit) -> None:
         rounds += 1
         fit.ledger.read(fit.log.since(fit.ledger.next_seq))
     fit.news = False
+    _refill(fit)
+
+
+def _refill(fit: Fit) -> None:
+    """Begin the runs that a search suggests, as long as there are too few."""
+    while fit.search is not None:
+        fit.ledger.read(fit.log.since(fit.ledger.next_seq))
+        rows, events = fit.ledger.rows, fit.log.events
+        due = suggestions.refill(fit.search, fit.state, fit.configs, rows, events)
+        handles = [_perform(fit, op, reason) for op, reason in due]
+        if not any(handle.status == "applied" for handle in handles):
+            return
 
 
 def _decide(fit: Fit) -> list[Decision]:

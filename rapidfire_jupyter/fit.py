@@ -20,6 +20,7 @@ from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.ops import Op, Verdict
 from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import State
+from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import checkpoints, messages, models, relief, trainers
 
 
@@ -45,6 +46,7 @@ class Fit:
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
         oversight: Its policies and monitors; a later `run_fit` may give others.
         ledger: What they know.
+        search: Suggests further runs when some have ended; None if all were there at the start.
         undecided: They have not looked at all that happened yet.
         news: Something happened that policies decide on.
     """
@@ -66,6 +68,7 @@ class Fit:
     disk_bytes: dict[int, int] = field(default_factory=dict)
     oversight: Oversight = field(default_factory=Oversight)
     ledger: Ledger = field(default_factory=Ledger)
+    search: RFOptuna | None = None
     undecided: bool = True
     news: bool = True
 

@@ -37,6 +37,7 @@ from rapidfire_jupyter.fit import Fit, Pace
 from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.search import as_search, batch_note
 from rapidfire_jupyter.state import State
+from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import budget as budgets
 from rapidfire_jupyter.training import context, models, prepared, process, relief, trainers
 
@@ -137,6 +138,7 @@ def start(
     fit = Fit(folder, log, state, dict(enumerate(configs, start=1)), executor, pace, request.weight)
     fit.oversight = request.oversight
     fit.relieve = request.memory == "auto"
+    fit.search = search if isinstance(search, RFOptuna) else None
     if fresh:
         print(search.describe())
         for note in filter(None, (*notes, batch_note(configs), *findings, *_uneven(chunks))):

@@ -27,8 +27,8 @@ LAYERS = {
     "domain": "errors choices arguments recorded trainer_types rewards config changes encoding "
     "space search storage folders events state ops undo cell_source isolation",
     "decisions": "scheduler measures comparison decisions screening halving breeding bandit "
-    "policies alerts learning_faults machine_faults monitors oversight ledger repeats ranking "
-    "effects analysis",
+    "policies alerts learning_faults machine_faults monitors oversight ledger repeats "
+    "suggestions ranking effects analysis",
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks",
     "view": "ui",
