@@ -167,7 +167,12 @@ class RFModelConfig(Recorded):
         kind = check_trainer_type(model, trainer_type)
         if model.training_args is None:
             model = model.copy(training_args=_default_args(kind))
-        check_rewards(model, trainer_type_of(kind))
+        trainer = trainer_type_of(kind)
+        check_rewards(model, trainer)
+        peft = model.peft_config
+        if trainer.rows == "Reward" and isinstance(peft, RFLoraConfig) and not peft.task_type:
+            # PEFT trains and saves the new head only of what it knows to be a classifier.
+            model = model.copy(peft_config=peft.copy(task_type="SEQ_CLS"))
         if isinstance(model.training_args, RFSFTConfig):
             _check_rdrop(model)
         return RunConfig(kind, model)

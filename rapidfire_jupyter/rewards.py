@@ -1,5 +1,6 @@
 """What reward functions a config may have, checked in the cell that gives them."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ def reward_name(reward: Any) -> str:  # Any: a function, a model or its name
     config = getattr(reward, "config", None)
     if config is not None:
         return str(getattr(config, "_name_or_path", "")).rpartition("/")[2]
+    while isinstance(reward, functools.partial):
+        reward = reward.func
     return str(getattr(reward, "__name__", type(reward).__name__))
 
 

@@ -142,6 +142,9 @@ class RunView:
         name = self.config.get("model_name")
         values: dict[str, Any] = {
             "model_name": name,
+            "model_type": "sequence_classification"
+            if self.facts.trainer_type == "Reward"
+            else "causal_lm",
             "model_kwargs": {},
             "tokenizer": None,
             "tokenizer_kwargs": {},

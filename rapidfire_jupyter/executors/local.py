@@ -24,6 +24,8 @@ from rapidfire_jupyter.training import (
     trainers,
 )
 from rapidfire_jupyter.training.budget import Budget
+from rapidfire_jupyter.training.frozen import FrozenModels
+from rapidfire_jupyter.training.references import References
 
 OFFLOAD = "offload"  # folder of what neither device nor host memory holds
 Emit = Callable[..., Any]  # emit(kind, run, sync=..., **data)
@@ -54,6 +56,7 @@ class LocalExecutor:
         self.create_model = create_model
         self._emit = emit
         self._prepared = prepared.PreparedData()
+        self._frozen, self.references = FrozenModels(), References()
         self._bases: list[models.Base] = []
         self._sessions: dict[int, session.Session] = {}
         self._pinned: dict[int, set[int]] = {}
@@ -86,6 +89,8 @@ class LocalExecutor:
             run_dir=self.run_dir(order.run),
             data=self.data,
             prepared=self._prepared,
+            frozen=self._frozen,
+            references=self.references,
             base=lambda: self._base(order.config),
             resume=resume,
             source=order.source if resume is None else None,
@@ -170,6 +175,8 @@ class LocalExecutor:
             self._forget(base.name)
         self._bases.clear()
         shutil.rmtree(self._folder / OFFLOAD, ignore_errors=True)
+        self._frozen.clear()
+        self.references.clear()
         self._prepared.clear()
 
     def check_bases(self) -> None:

@@ -28,6 +28,9 @@ STAGING = "staging"
 FINAL = "final"
 _NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
 
+# Metrics of the steps since the last log: TRL's stable trainers, ORPO and CPO, OnlineDPO.
+RUNNING_METRICS = ("_metrics", "_stored_metrics", "stats")
+
 # What decides the numbers after a restart and is in no file of Hugging Face's checkpoint.
 _EXTRA_FIELDS = (
     "_total_loss_scalar",
@@ -126,11 +129,9 @@ def extra_state(trainer: Any) -> dict[str, Any]:
     """The part of a trainer's state that its own checkpoints lack."""
     extra = {name: getattr(trainer, name) for name in _EXTRA_FIELDS if hasattr(trainer, name)}
     extra["_tr_loss"] = float(trainer._tr_loss)
-    metrics = getattr(trainer, "_metrics", None)
-    if metrics is not None:
-        extra["_metrics"] = {
-            mode: {k: list(v) for k, v in m.items()} for mode, m in metrics.items()
-        }
+    for name in RUNNING_METRICS:
+        if hasattr(trainer, name):
+            extra[name] = json.loads(json.dumps(getattr(trainer, name), default=float))
     names = {id(p): n for n, p in trainer.model.named_parameters()}
     extra["optimizer_names"] = [
         [names[id(p)] for p in group["params"]] for group in trainer.optimizer.param_groups
@@ -147,10 +148,13 @@ def restore_extra(trainer: Any, extra: dict[str, Any]) -> None:
             setattr(trainer, name, extra[name])
     trainer._tr_loss = torch.tensor(extra["_tr_loss"], device=trainer.args.device)
     trainer.state.total_flos = extra["total_flos"]
-    for mode, metrics in extra.get("_metrics", {}).items():
-        trainer._metrics[mode].clear()
-        for name, values in metrics.items():
-            trainer._metrics[mode][name] = values
+    for name in RUNNING_METRICS:
+        for key, kept in extra.get(name, {}).items():
+            if isinstance(kept, dict):  # by mode: train and eval
+                getattr(trainer, name)[key].clear()
+                getattr(trainer, name)[key].update(kept)
+            else:
+                getattr(trainer, name)[key] = kept
 
 
 def read_extra(folder: Path) -> dict[str, Any]:

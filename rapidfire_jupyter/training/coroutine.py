@@ -296,13 +296,15 @@ class Coroutine:
         peft_config = trainers.peft_object(task.config)
         if task.room is not None and peft_config is None:
             task.room.build(base.name, base.trainable_bytes())
+        seed = trainers.run_seed(task.config, task.data.seed)
         compute_metrics = safe_compute_metrics(task.config.model.compute_metrics, self._warn)
         trainer, rows = trainers.build_trainer(
             task.config,
-            skeleton(base, task.config, peft_config),
-            base.name,
+            skeleton(base, task.config, peft_config, seed),
+            base,
             task.data,
             task.prepared,
+            task.frozen,
             str(task.run_dir / checkpoints.STAGING),
             compute_metrics,
         )
@@ -316,6 +318,7 @@ class Coroutine:
         schedule = self._schedule = trainers.make_schedule(
             trainer, task.config, task.data.plan, rows
         )
+        task.references.serve(trainer, task.config, base, peft_config)
         self._install()
         notes = self._adapt_checkpoint()
         if task.config.trainer.own_order:
@@ -332,7 +335,9 @@ class Coroutine:
         self._needs = needs = replace(needs, activations=kept, measured=measured)
         if task.room is not None:
             task.room.take(trainer, needs)
-        storage.write_json(task.run_dir / "peek.json", watching.first_batch(trainer))
+        storage.write_json(
+            task.run_dir / "peek.json", watching.first_batch(trainer, task.config.trainer.pairs)
+        )
         if cells.overlapped(self._cells) and self._resume is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
         disk_bytes = 3 * needs.gradients  # weights and two moments

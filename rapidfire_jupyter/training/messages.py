@@ -8,9 +8,11 @@ from typing import Any
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import checkpoints, trainers
 from rapidfire_jupyter.training.estimates import Footprint
+from rapidfire_jupyter.training.frozen import FrozenModels
 from rapidfire_jupyter.training.memory import Phase
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
+from rapidfire_jupyter.training.references import References
 from rapidfire_jupyter.training.residency import Room
 
 
@@ -31,6 +33,8 @@ class Task:
     run_dir: Path
     data: trainers.FitData
     prepared: PreparedData
+    frozen: FrozenModels
+    references: References
     base: Callable[[], Base]
     resume: checkpoints.Checkpoint | None
     source: Path | None

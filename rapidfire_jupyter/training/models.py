@@ -24,6 +24,7 @@ from rapidfire_jupyter.errors import ConfigError, RapidFireError
 CreateModel = Callable[[Mapping[str, Any]], tuple[Any, Any]]  # Any: a user's model and tokenizer
 
 # LoRA initialisations that write into the weights they target (PEFT's own names).
+NEW_HEAD = "rapidfire_new_head"  # a model's attribute: parameters its checkpoint did not have
 _REWRITING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -129,16 +130,39 @@ def serves(base: Base, config: RunConfig, create_model: CreateModel) -> bool:
     return base.create_model is create_model and reads.encoded(set(base.read)) == base.read
 
 
-def skeleton(base: Base, config: RunConfig, peft_config: Any) -> tuple[Any, Any]:
-    """Give a run its own module tree over the base's storage, and a tokenizer of its own."""
-    private = _private_names(base, peft_config)
+def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tuple[Any, Any]:
+    """Give a run its own module tree over the base's storage, and a tokenizer of its own.
+
+    Args:
+        seed: The run's; what the base's checkpoint had no weights for is drawn from it.
+    """
+    private = private_names(base, peft_config) | set(getattr(base.model, NEW_HEAD, ()))
     memo: dict[int, Any] = {id(p): p for n, p in base.model.named_parameters() if n not in private}
     model = copy.deepcopy(base.model, memo)
     if peft_config is None:
         for name, parameter in model.named_parameters():
             if name in base.trainable:
                 parameter.requires_grad_(True)
+    draw_head(model, seed)
     return model, copy.deepcopy(base.tokenizer)
+
+
+def draw_head(model: Any, seed: int) -> None:
+    """Draw the weights that a model's checkpoint did not have, as Hugging Face draws them.
+
+    Linear weights are normal with the config's `initializer_range`, biases zero. The caller's
+    random streams stay as they were.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for name in getattr(model, NEW_HEAD, ()):
+            parameter = model.get_parameter(name)
+            if name.endswith("bias"):
+                parameter.zero_()
+            else:
+                spread = model.config.get_text_config().initializer_range
+                drawn = torch.empty(parameter.shape).normal_(0.0, spread)
+                parameter.copy_(drawn)
 
 
 def fingerprint(model: nn.Module) -> dict[str, tuple[Any, ...]]:
@@ -170,9 +194,17 @@ def check_adapter_reaches(model: Any) -> None:
     Raises:
         RapidFireError: The adapter has no effect: the run would train nothing.
     """
-    adapters = [p for n, p in model.named_parameters() if p.requires_grad and "lora_" in n]
+    peft_config: Any = getattr(model, "peft_config", {}).get("default")
+    beside = ("modules_to_save", "trainable_tokens")  # they would show in the logits anyway
+    adapters = [
+        p
+        for n, p in model.named_parameters()
+        if p.requires_grad and peft_config is not None and not any(word in n for word in beside)
+    ]
     if not adapters:
         return
+    # Prompt learning puts its tokens before the base's; the base itself stays as it is.
+    ways = (model,) if peft_config.is_prompt_learning else (model, model.get_base_model())
     device = adapters[0].device
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.arange(4, device=device).remainder(vocabulary)[None]  # (1, 4)
@@ -180,14 +212,14 @@ def check_adapter_reaches(model: Any) -> None:
     model.eval()
     kept = [p.detach().clone() for p in adapters]
     with torch.no_grad():
-        before = [_logits(m, ids) for m in (model, model.get_base_model())]
+        before = [_logits(m, ids) for m in ways]
         for parameter in adapters:
             parameter.add_(0.5)
-        after = [_logits(m, ids) for m in (model, model.get_base_model())]
+        after = [_logits(m, ids) for m in ways]
         for parameter, value in zip(adapters, kept, strict=True):
             parameter.data = value
     model.train(training)
-    for what, old, new in zip(("forward", "generate"), before, after, strict=True):
+    for what, old, new in zip(("forward", "generate"), before, after, strict=False):
         if torch.equal(old, new):
             raise RapidFireError(
                 f"the adapter does not reach the model's {what}: something replaced its forward; "
@@ -199,9 +231,9 @@ def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Load `model_name` from the hub, a local folder, or a GGUF file.
 
     `model_kwargs` go to `AutoModelForCausalLM.from_pretrained`, `tokenizer_kwargs` to that of the
-    tokenizer.
+    tokenizer. A reward model gets a head of one number, which each run draws from its own seed.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     name, model_kwargs = str(config["model_name"]), dict(config["model_kwargs"])
     if name.endswith(".gguf"):
@@ -211,8 +243,16 @@ def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
         model_kwargs.setdefault("quantization_config", GgufConfig(dequantize=True))
         model_kwargs.setdefault("gguf_file", Path(name).name)
         name = str(Path(name).parent)
-    model = AutoModelForCausalLM.from_pretrained(name, **model_kwargs)
-    return model, default_tokenizer(config)
+    tokenizer = default_tokenizer(config)
+    if config["model_type"] == "sequence_classification":
+        model_kwargs.setdefault("num_labels", 1)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name, output_loading_info=True, **model_kwargs
+        )
+        setattr(model, NEW_HEAD, sorted(report["missing_keys"]))
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        return model, tokenizer
+    return AutoModelForCausalLM.from_pretrained(name, **model_kwargs), tokenizer
 
 
 def default_tokenizer(config: Mapping[str, Any]) -> Any:
@@ -265,7 +305,8 @@ def _own(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return nn.Parameter(parameter.detach(), requires_grad=False)
 
 
-def _private_names(base: Base, peft_config: Any) -> set[str]:
+def private_names(base: Base, peft_config: Any) -> set[str]:
+    """Names of the base's parameters that a run trains or rewrites, and so has for itself."""
     if peft_config is None:
         return set(base.trainable)
     private: set[str] = set()

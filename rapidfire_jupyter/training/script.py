@@ -7,6 +7,7 @@ imported from their module where they have one, and named in a comment where the
 Any: the user's functions and callbacks, and values of configs.
 """
 
+import dataclasses
 import inspect
 import math
 import textwrap
@@ -23,7 +24,7 @@ from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import ChunkPlan, shuffled_order, stratified_order
 from rapidfire_jupyter.data.sets import fingerprint
 from rapidfire_jupyter.encoding import globals_of
-from rapidfire_jupyter.training import models, prepared, trainers
+from rapidfire_jupyter.training import frozen, models, prepared, trainers
 
 _ORDER = '''
 {function}
@@ -102,7 +103,7 @@ def plain_trl(
     body = [
         f"torch.set_num_threads({torch.get_num_threads()})",
         f"set_seed({data.seed})  # as the experiment does before it loads a base",
-        _model_lines(writer, create_model, config),
+        *_model_lines(writer, create_model, config, trainers.run_seed(config, data.seed)),
         f"train_dataset = load_from_disk({train_path!r})",
         f"eval_dataset = load_from_disk({eval_path!r})" if eval_path else "eval_dataset = None",
     ]  # fmt: skip
@@ -117,6 +118,9 @@ def plain_trl(
             "list(range(len(train_dataset))))"
         )
     keywords = _keywords(writer, config)
+    reference = _reference(writer, create_model, config)
+    if reference:
+        keywords["ref_model"] = reference
     if ours:
         writer.sources.append(inspect.getsource(inspect.getmodule(trainer_class) or trainer_class))
         keywords.update({k: writer.value(v) for k, v in ours.items()})
@@ -257,11 +261,21 @@ def _used_by(thing: Any) -> dict[str, Any]:
     return used
 
 
-def _model_lines(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
+def _model_lines(
+    writer: _Writer, create_model: Callable[..., Any], config: RunConfig, seed: int
+) -> list[str]:
+    call = _model_call(writer, create_model, config)
+    lines = [f"model, tokenizer = {call}"]
+    if create_model is models.default_create_model and config.trainer.rows == "Reward":
+        lines.append(f"{writer.name_of(models.draw_head)}(model, {seed})")
+    return lines
+
+
+def _model_call(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
     reads = models.ModelConfig(config)
     values = {key: reads[key] for key in reads}
     values.pop("tokenizer", None) if not isinstance(values.get("tokenizer"), str | None) else None
-    return f"model, tokenizer = {writer.name_of(create_model)}({writer.value(values)})"
+    return f"{writer.name_of(create_model)}({writer.value(values)})"
 
 
 def _keywords(writer: _Writer, config: RunConfig) -> dict[str, str]:
@@ -271,7 +285,7 @@ def _keywords(writer: _Writer, config: RunConfig) -> dict[str, str]:
         given = getattr(model.peft_config, "given", None)
         target = getattr(model.peft_config, "target", ("peft", type(model.peft_config).__name__))
         writer.need(f"from {target[0]} import {target[1]}")
-        values = given if given is not None else model.peft_config.to_dict()
+        values = given if given is not None else _peft_given(model.peft_config)
         inner = ", ".join(f"{k}={writer.value(v)}" for k, v in values.items())
         keywords["peft_config"] = f"{target[1]}({inner})"
     takes = trainers.keywords_of(trainers.trainer_classes(config)[0])
@@ -284,6 +298,28 @@ def _keywords(writer: _Writer, config: RunConfig) -> dict[str, str]:
     if model.callbacks:
         keywords["callbacks"] = f"[{', '.join(_callback(writer, c) for c in model.callbacks)}]"
     return keywords
+
+
+def _peft_given(peft_config: Any) -> dict[str, Any]:
+    """The arguments of a PEFT config that differ from what it has by default."""
+    plain = type(peft_config)()
+    names = [f.name for f in dataclasses.fields(peft_config) if f.init]
+    values = {n: getattr(peft_config, n) for n in names}
+    return {n: v for n, v in values.items() if n != "peft_type" and v != getattr(plain, n)}
+
+
+def _reference(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
+    """The reference model of DPO and KTO, where TRL does not make it from the adapter's base."""
+    model = config.model
+    if "ref_model" in (model.trainer_kwargs or {}):
+        return ""
+    if model.ref_model_name is not None:
+        writer.need("from trl.trainer.utils import create_model_from_path")
+        options = f", **{writer.value(model.ref_model_kwargs)}" if model.ref_model_kwargs else ""
+        return f"create_model_from_path({model.ref_model_name!r}{options})"
+    if frozen.base_is_reference(config):
+        return f"{_model_call(writer, create_model, config)}[0].eval()"
+    return ""
 
 
 def _callback(writer: _Writer, callback: Any) -> str:

@@ -18,7 +18,9 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
 from rapidfire_jupyter.errors import ConfigError, DataError
-from rapidfire_jupyter.training import prepared
+from rapidfire_jupyter.training import prepared, rewards
+from rapidfire_jupyter.training.frozen import FrozenModels, frozen_keywords
+from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
 
 FAR = 10**9  # steps: an interval that never comes
@@ -171,9 +173,10 @@ def run_callbacks(config: RunConfig) -> list[Any]:
 def build_trainer(
     config: RunConfig,
     skeleton: tuple[Any, Any],
-    base_name: str,
+    base: Base,
     data: FitData,
     kept: PreparedData,
+    frozen: FrozenModels,
     output_dir: str,
     compute_metrics: Callable[..., Any] | None,
 ) -> tuple[Any, list[int] | None]:
@@ -191,15 +194,14 @@ def build_trainer(
     train, evaluation = prepared.sets(config, (data.train, data.eval), kept, tokenizer)
     keywords = {**(config.model.trainer_kwargs or {}), **own_arguments(config)}
     takes = keywords_of(trainer_class)
-    if "reward_funcs" in takes and config.model.reward_funcs is not None:
-        keywords["reward_funcs"] = config.model.reward_funcs
+    keywords.update(frozen_keywords(config, args, base, takes, frozen))
     if "compute_metrics" in takes and compute_metrics is not None:
         keywords["compute_metrics"] = compute_metrics
     if "data_collator" in takes and config.model.data_collator is not None:
         keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
     if prepared.may_be_numbered(config, train):
         train = prepared.numbered(train, args, kept)
-    trainer = prepared.once(trainer_class, config, base_name, kept)(
+    trainer = prepared.once(trainer_class, config, base.name, kept)(
         model=model,
         args=args,
         train_dataset=train,
@@ -209,6 +211,7 @@ def build_trainer(
         peft_config=peft_object(config),
         **keywords,
     )
+    rewards.guard(trainer)
     return trainer, prepared.take_row_numbers(trainer, data.plan.rows)
 
 

@@ -20,6 +20,7 @@ from rapidfire_jupyter.changes import COLD_ARGUMENTS
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
+from rapidfire_jupyter.recorded import Recorded
 from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.trainers import Schedule
 
@@ -67,6 +68,10 @@ def _peft_refusal(parent: RunConfig, clone: RunConfig) -> str:
     old, new = parent.model.peft_config, clone.model.peft_config
     if old is None or new is None:
         return "an adapter cannot be added to or taken from a run that goes on"
+    for one in (old, new):
+        name = one.target[1] if isinstance(one, Recorded) else type(one).__name__
+        if name != "LoraConfig":
+            return f"only a LoRA adapter can change while it is kept, not one of {name}"
     if getattr(old, "rank_pattern", None) or getattr(old, "alpha_pattern", None):
         return "rank_pattern and alpha_pattern keep the adapter's shape; it cannot change warm"
     if new.r < old.r:
@@ -138,8 +143,9 @@ def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]
     from safetensors.torch import load_file, save_file
 
     path = folder / _ADAPTER
-    if not path.exists():
-        return {}
+    config = trainer.model.peft_config["default"] if path.exists() else None
+    if config is None or config.peft_type != "LORA":
+        return {}  # other methods keep their shapes
     old = load_file(str(path))
     new = {k: v.detach().clone() for k, v in get_peft_model_state_dict(trainer.model).items()}
     lost = sorted(set(old) - set(new))
@@ -148,7 +154,6 @@ def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]
             f"a warm clone must keep every adapter weight, but {lost[0]} is gone; use warm=False"
         )
     was = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    config = trainer.model.peft_config["default"]
     factor = _scaling(was["r"], was["lora_alpha"], was.get("use_rslora", False)) / _scaling(
         config.r, config.lora_alpha, config.use_rslora
     )

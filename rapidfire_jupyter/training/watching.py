@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from rapidfire_jupyter.training.checkpoints import RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
 
 _COUNTERS = (
-    "_metrics",
+    *RUNNING_METRICS,
     "_total_train_tokens",
     "_step",
     "_buffered_inputs",
@@ -101,10 +102,13 @@ def _checkpoint_layers(trainer: Any) -> None:
     enable(activation_checkpointing_kwargs=given or None, **how)
 
 
-def first_batch(trainer: Any) -> list[list[list[Any]]]:
+def first_batch(trainer: Any, pairs: bool) -> list[list[list[Any]]]:
     """The first rows of a trainer's order, decoded: pieces, and whether a loss is computed on them.
 
     Any: a TRL trainer; texts and flags.
+
+    Args:
+        pairs: The first half of a batch was chosen, the second rejected.
     """
     with untouched(trainer):
         loader = trainer.get_train_dataloader()
@@ -112,14 +116,19 @@ def first_batch(trainer: Any) -> list[list[list[Any]]]:
             d for d in trainer.accelerator._dataloaders if d is not loader
         ]
         batch = next(iter(loader))
-    if isinstance(batch, list):  # GRPO trains on prompts
+    if isinstance(batch, list):  # trainers that generate take prompts
         return [[[str(row.get("prompt")), False]] for row in batch]
     tokenizer = trainer.processing_class
     decode = getattr(tokenizer, "tokenizer", tokenizer).decode  # a processor has one
+    if "input_ids" not in batch:
+        return [
+            [[f"{name}: ", False], *_pieces(decode, *row)]
+            for name, part in _parts(batch).items()
+            for row in _tokens(part)
+        ]
     rows = [_pieces(decode, *row) for row in _tokens(batch)]
-    if "labels" in batch or len(rows) % 2:
+    if not pairs:
         return rows
-    # Rows of preferences: all that were chosen, then all that were rejected.
     half = len(rows) // 2
     return [
         [[f"{name}: ", False], *row]
@@ -128,14 +137,27 @@ def first_batch(trainer: Any) -> list[list[list[Any]]]:
     ]
 
 
+def _parts(batch: Any) -> dict[str, dict[str, Any]]:
+    """A batch of columns such as chosen_input_ids and chosen_labels, by what they begin with."""
+    names = [key.removesuffix("_input_ids") for key in batch if key.endswith("_input_ids")]
+    return {
+        name: {
+            key: batch[f"{name}_{key}"]
+            for key in ("input_ids", "attention_mask", "labels")
+            if f"{name}_{key}" in batch
+        }
+        for name in names
+    }
+
+
 def _tokens(batch: Any) -> Iterator[tuple[list[int], list[bool]]]:
     """Each row's tokens without padding, and on which of them a loss is computed."""
     ids = batch["input_ids"].tolist()
     if "labels" in batch:
         learned = [[label != -100 for label in row] for row in batch["labels"].tolist()]
     else:  # TRL's collator of preferences marks the completions
-        mask = batch["completion_mask"] if "completion_mask" in batch else batch["attention_mask"]
-        learned = mask.bool().tolist()
+        mask = batch.get("completion_mask", batch.get("attention_mask"))
+        learned = [[True] * len(row) for row in ids] if mask is None else mask.bool().tolist()
     if "attention_mask" in batch:
         real = batch["attention_mask"].bool().tolist()
     else:  # without padding: rows are packed, or as long as each other
@@ -207,4 +229,4 @@ def _longest_batch(trainer: Any) -> Any:
 
 
 def _copied(name: str, value: Any) -> Any:
-    return copy.deepcopy(value) if name in ("_metrics", "_logs") else value
+    return copy.deepcopy(value) if name in (*RUNNING_METRICS, "_logs") else value
