@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rapidfire_jupyter import analysis, ranking
 from rapidfire_jupyter import repeats as repeating
-from rapidfire_jupyter.comparison import Mode, pick_metric
+from rapidfire_jupyter.comparison import Mode, pick_metric, same_fraction
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.ranking import At
@@ -78,15 +78,15 @@ def known(exp: "Experiment") -> Ledger:
 def effects(
     exp: "Experiment",
     metric: str | None,
-    mode: Mode | None,
-    at: At,
-    noise: float | None,
-    seed: int,
+    mode: Mode | None = None,
+    at: At | None = None,
+    noise: float | None = None,
+    seed: int = 0,
 ) -> Finding:
     """See `Experiment.effects`."""
     from rapidfire_jupyter.ui import findings as drawing
 
-    ledger = known(exp)
+    ledger, at = known(exp), _where_all_are(exp) if at is None else at
     metric = pick_metric(ledger.rows, metric)
     if noise is None:
         measured, runs = repeating.noise_floor(exp.state, ledger.rows, metric, mode)
@@ -122,12 +122,15 @@ def effects(
     return Finding(found, title, rows, notes, lambda: drawing.effects(found.to_dict()))
 
 
-def effects_now(exp: "Experiment", metric: str | None) -> Finding:
-    """Effects among finished runs if there are some, else where all of them have come to."""
-    try:
-        return effects(exp, metric, None, "end", None, 0)
-    except OpError:
-        return effects(exp, metric, None, "same_fraction", None, 0)
+def _where_all_are(exp: "Experiment") -> At:
+    """The end if all runs have, else the fraction that all that trained have reached.
+
+    What is left of a grid in which policies stopped runs is no fair sample of it.
+    """
+    runs = [r for r in exp.state.runs.values() if r.status != "deleted" and not r.warm]
+    if all(r.status in ("completed", "failed") for r in runs):
+        return "end"
+    return same_fraction([r for r in runs if r.chunk])
 
 
 def _partial(runs: tuple[int, ...]) -> list[str]:
@@ -144,11 +147,11 @@ def _noise_note(noise: float, runs: int) -> str:
     return f"differences of up to {100 * noise:.2g} % are a tie ({source})"
 
 
-def importance(exp: "Experiment", metric: str | None, mode: Mode | None, at: At) -> Finding:
+def importance(exp: "Experiment", metric: str | None, mode: Mode | None, at: At | None) -> Finding:
     """See `Experiment.importance`."""
     from rapidfire_jupyter.ui import findings as drawing
 
-    ledger = known(exp)
+    ledger, at = known(exp), _where_all_are(exp) if at is None else at
     metric = pick_metric(ledger.rows, metric)
     found = analysis.importance(exp.state, ledger.rows, metric, mode, at)
     rows = [{"hyperparameter": name, "importance": share} for name, share in found.shares]

@@ -61,7 +61,7 @@ def effects(
     if len(used) < 2:
         raise OpError(
             f"effects need two runs with a finite {metric} at {place:g} of their schedule, there "
-            f"are {len(used)}; wait, or give at='same_fraction'"
+            f"are {len(used)}; wait, or give at=, a fraction that more have reached"
         )
     sign = 1.0 if lower_is_better(metric, mode) else -1.0
     values = {i: sign * score for i, score in scores.items()}
@@ -220,7 +220,7 @@ def importance(
     if len(used) < 4 or len(set(scores.values())) < 2 or not found:
         raise OpError(
             f"importance needs four runs whose configs and {metric} differ, there are {len(used)}; "
-            "wait, or give at='same_fraction'"
+            "wait, or give at=, a fraction that more have reached"
         )
     spaces = {
         f.label: optuna.distributions.CategoricalDistribution(range(len(f.levels))) for f in found

@@ -66,7 +66,7 @@ def completions(words: list[str], current: str, names: Mapping[str, Any]) -> lis
         exp = choose(known, words[words.index("--exp") + 1] if "--exp" in words else None)
     except UsageError:
         return []
-    if verb == "results":
+    if verb in ("results", "ranking", "effects"):
         return [(metric, "metric") for metric in _metrics(exp)]
     given = [word for word in words[1:] if word.isdecimal()]
     ids = _offered_ids(exp, verb, given) if verb in TAKE_IDS else []

@@ -419,7 +419,7 @@ class Experiment:
         self,
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
-        at: "At" = "end",
+        at: "At | None" = None,
         *,
         noise: float | None = None,
         seed: int = 0,
@@ -432,7 +432,9 @@ class Experiment:
         Args:
             metric: As in `best`.
             mode: As in `best`.
-            at: "end" takes finished runs, "same_fraction" or a number all that came that far.
+            at: "end" takes finished runs, "same_fraction" or a number all that came that far. None
+                is the end if all have finished, else the fraction that all have reached: what is
+                left of a grid in which policies stopped runs is no fair sample of it.
             noise: Relative difference that is a tie; None takes what `repeatability` measured.
             seed: Of the bootstrap.
 
@@ -445,7 +447,7 @@ class Experiment:
         self,
         metric: str | None = None,
         mode: Literal["min", "max"] | None = None,
-        at: "At" = "end",
+        at: "At | None" = None,
     ) -> "analyses.Finding":
         """How much of a metric's variance each hyperparameter explains, by fANOVA.
 

@@ -40,11 +40,13 @@ class Slowdown:
     Attributes:
         drop: Share of its median speed that is lost.
         slices: In this many slices in a row; a slice that is over counts, evaluations included.
+        least_s: Seconds that these slices took together, below which nothing is lost.
         stall: A slice that takes this many times its longest one so far, and `stall_s` seconds.
     """
 
     drop: float = 0.5
     slices: int = 2
+    least_s: float = 15.0
     stall: float = 5.0
     stall_s: float = 120.0
     kind: str = "slowdown"
@@ -112,7 +114,8 @@ def slowdown(one: Slowdown, run: Run, slices: Sequence[Slice], open_s: float | N
     for n in range(one.slices + 2, len(speeds)):
         usual = median(speeds[: n - one.slices + 1])
         slow = (speed < (1 - one.drop) * usual for speed in speeds[n - one.slices + 1 : n + 1])
-        flags.append((n, all(slow)))
+        took = sum(s.seconds for s in whole[n - one.slices + 1 : n + 1])
+        flags.append((n, all(slow) and took >= one.least_s))
     unit, found = "tokens/s" if by_tokens else "steps/s", []
     for n in episodes(flags):
         usual = median(speeds[: n - one.slices + 1])

@@ -132,6 +132,11 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
         return exp.runs
     if verb == "results":
         return _results(exp, *words)
+    if verb in ("ranking", "effects"):
+        metric = words[0] if words else None
+        return exp.ranking(metric) if verb == "ranking" else exp.effects(metric)
+    if verb in ("decisions", "alerts"):
+        return exp.decisions() if verb == "decisions" else exp.alerts()
     if verb == "wait":
         return _wait(exp, *words)
     if verb == "panel":
@@ -144,6 +149,8 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
         op = exp.pause_all if verb == "pause" else exp.resume_all
         return _acknowledged([op(by="magic")])
     ids = _ids(exp, verb, words[:1] if verb == "boost" else words)
+    if verb == "compare":
+        return exp.compare(ids[0], ids[-1])
     if verb == "boost":
         weight = 2.0 if len(words) < 2 else _number("WEIGHT", words[1], verb)
         return _acknowledged([exp.boost(ids[0], weight, by="magic")])

@@ -86,7 +86,7 @@ def _analysis(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
     from rapidfire_jupyter import analyses
 
     metric = args.get("metric")
-    found = analyses.effects_now(exp, metric if isinstance(metric, str) and metric else None)
+    found = analyses.effects(exp, metric if isinstance(metric, str) and metric else None)
     rows = [
         {
             "factor": one.factor,

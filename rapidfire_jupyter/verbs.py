@@ -64,11 +64,16 @@ VERBS: dict[str, Verb] = {
     "export": Verb("write the log as .csv or .parquet, or a report as .html", "FILE", 1, 1),
     "wait": Verb("wait until no run trains; interrupting it does not stop them", "[SECONDS]", 0, 1),
     "results": Verb("every logged row as a DataFrame", "[METRIC]", 0, 1),
+    "ranking": Verb("all runs in order; partial ones have no rank", "[METRIC]", 0, 1),
+    "effects": Verb("what each hyperparameter did", "[METRIC]", 0, 1),
+    "compare": Verb("two runs side by side", "ID ID", 2, 2),
+    "decisions": Verb("what policies decided, and why"),
+    "alerts": Verb("what monitors found, with remedies"),
     "run": Verb("train the configs that a YAML body describes; see help run", options={}),
     "doctor": Verb("check versions, device, disk and experiments", options={}),
     "help": Verb("this list, or one verb", "[VERB]", 0, 1, options={}),
 }
-TAKE_IDS = ("stop", "resume", "boost", "clone", "delete", "undelete")
+TAKE_IDS = ("stop", "resume", "boost", "clone", "delete", "undelete", "compare")
 
 
 @dataclass(frozen=True)

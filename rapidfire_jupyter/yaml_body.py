@@ -16,6 +16,7 @@ from rapidfire_jupyter.choices import List, Range, short
 from rapidfire_jupyter.config import MODEL_ARGUMENTS, RFModelConfig
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.experiment import Experiment
+from rapidfire_jupyter.oversight import overseeing
 from rapidfire_jupyter.recorded import TRAINING_ARGS, Recorded, RFLoraConfig, has_choices
 from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
 from rapidfire_jupyter.trainer_types import trainer_type_of
@@ -35,6 +36,7 @@ peft_config:
 training_args:                     # of trainer_type: SFT, DPO, GRPO, ...
   learning_rate: {grid: [1e-3, 1e-4]}   # or {range: [1e-5, 1e-3], log: true} with num_runs: 8
 num_chunks: 8                      # as are all arguments of run_fit
+policies: [halving, {threshold: {limit: 3.0, after: 2}}]   # by name, with their settings
 as: exp                            # the notebook variable that gets the experiment"""
 
 # Keys of a YAML body: those of ours, of run_fit and of RFModelConfig.
@@ -253,6 +255,11 @@ def _value(key: str, value: Any, kind: str, names: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{key} takes one value, got {short(value)}")
     if key in NAMED:
         return named(key, value, names)
+    if key in ("policies", "phases", "monitors"):
+        overseeing(**{key: value})
+    if key == "on_alert":
+        several = value if isinstance(value, list) else [value]
+        return [one if "://" in str(one) else named(key, one, names) for one in several]
     if key == "peft_config":
         return _config(RFLoraConfig, key, value)
     if key == "training_args":

@@ -306,7 +306,7 @@ def test_the_same_seed_gives_the_same_intervals():
         (lambda s, r: effects(s, r, "eval_rouge"), "no run has logged 'eval_rouge'; logged: eval_"),
         (lambda s, r: rank(s, r, "bleu"), "no run has logged 'bleu'"),
         (lambda s, r: rank(s, r, at=0), "at a fraction over 0 and at most 1, got 0"),
-        (lambda s, r: effects(s, r), "there are 1; wait, or give at='same_fraction'"),
+        (lambda s, r: effects(s, r), "there are 1; wait, or give at=, a fraction that more"),
         (lambda s, r: compare(s, r, 1, 7), "there is no run 7; runs: 1, 2"),
     ],
 )

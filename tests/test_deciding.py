@@ -339,3 +339,47 @@ def test_wrong_policies_are_refused_in_the_cell(experiment, given, said):
         experiment().run_fit(grid(), tiny.create_model, tiny.sft_rows(8), **given)
 
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+YAML = """\
+experiment: exp
+root: {root}
+model_name: tiny
+create_model_fn: create_model
+train_dataset: rows
+eval_dataset: eval_rows
+peft_config: {{r: 4, target_modules: [q_proj]}}
+training_args: {{learning_rate: {{grid: [3e-5, 1e-2]}}, num_train_epochs: 1, logging_steps: 1}}
+num_chunks: 2
+policies: [{{threshold: {{limit: 0.5, keep_best: false}}}}, halving]
+on_alert: hear
+as: exp
+"""
+
+
+def test_policies_are_named_in_yaml(tmp_path):
+    from rapidfire_jupyter.magics import run_magic
+
+    names = {
+        "create_model": tiny.create_model,
+        "rows": tiny.sft_rows(16),
+        "eval_rows": tiny.sft_rows(20)[16:],
+        "hear": print,
+    }
+    run_magic("run", YAML.format(root=tmp_path), names)
+    exp = names["exp"].wait(120)
+
+    assert {run.status for run in exp.runs} == {"stopped"}
+    assert exp._fit.oversight.policies == (Threshold(limit=0.5, keep_best=False), Halving())
+    assert exp._fit.oversight.listeners == (print,)
+    exp.end()
+
+
+def test_a_wrong_policy_in_yaml_is_refused_with_its_line(tmp_path):
+    from IPython.core.error import UsageError
+
+    from rapidfire_jupyter.magics import run_magic
+
+    with pytest.raises(UsageError, match=r"line 11 of the cell: policies has no 'halvin'"):
+        wrong = YAML.replace("halving]", "halvin]").format(root=tmp_path)
+        run_magic("run", wrong, {"create_model": 1, "rows": [], "eval_rows": [], "hear": print})

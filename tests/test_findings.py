@@ -66,7 +66,7 @@ def halved(tmp_path_factory):
     import torch
 
     torch.set_num_threads(1)
-    exp = Experiment("exp", root=tmp_path_factory.mktemp("halved"))
+    exp = Experiment("halved", root=tmp_path_factory.mktemp("halved"))
     train(exp, policies=[Halving(eta=2, first=0.25)]).wait(300)
     yield exp
     exp.end()
@@ -119,7 +119,7 @@ def test_a_stopped_run_is_partial_and_never_the_best_of_those_that_finished(halv
     assert table[table.partial]["why not"].str.contains("stopped at .* % of its schedule").all()
     early = halved.ranking(at=0.25).to_frame()
     assert early["rank"].notna().all() and early.partial.sum() == len(stopped)
-    assert "partial: runs" in repr(halved.effects(at=0.25))
+    assert halved.effects().result.at == 0.25 and "partial: runs" in repr(halved.effects())
     best = head(Fold().read(halved.events), Facts("exp"), 0.0)["best"]["eval_loss"]
     assert halved.run(best).status == "completed"
 
@@ -169,3 +169,17 @@ def test_the_spread_over_seeds_is_the_noise_that_effects_and_policies_use(experi
     assert "a tie to effects, rankings and policies" in repr(repeated)
     with pytest.raises(ConfigError, match="k must be a whole number >= 2, got 1"):
         exp.repeatability(3, k=1)
+
+
+def test_magics_show_the_same_tables(halved):
+    from rapidfire_jupyter.magics import run_magic
+
+    names = {"exp": halved}
+
+    assert repr(run_magic("ranking eval_loss --exp halved", None, names)) == repr(
+        halved.ranking("eval_loss")
+    )
+    assert repr(run_magic("effects --exp halved", None, names)) == repr(halved.effects())
+    assert repr(run_magic("compare 2 3 --exp halved", None, names)) == repr(halved.compare(2, 3))
+    assert run_magic("decisions --exp halved", None, names).equals(halved.decisions())
+    assert run_magic("alerts --exp halved", None, names).equals(halved.alerts())
