@@ -56,6 +56,9 @@ def demo(options: argparse.Namespace) -> int:
             eval_rows,
             num_chunks=4,
             seed=42,
+            generate_rows=8,
+            max_new_tokens=24,
+            eval_budget=0.5,
         )
         watch(exp, REFRESH_S)
         print_ranking(exp)

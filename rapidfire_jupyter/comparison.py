@@ -9,25 +9,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from rapidfire_jupyter.measures import Measures
+from rapidfire_jupyter.metric import Mode as Mode
+from rapidfire_jupyter.metric import lower_is_better as lower_is_better
 from rapidfire_jupyter.state import ACTIVE, Run, State
 
 Row = Mapping[str, Any]  # Any: numbers
 Rows = Mapping[int, Sequence[Row]]
-Mode = Literal["min", "max"]
 
 NOISE = 0.005  # relative spread of repeated runs that counts as a tie, unless it was measured
 _SEGMENTS = 8  # of a chunk, in which training losses of two runs are paired
 _CHUNK = 0.125  # share of the schedule that a chunk is, of runs whose chunks are not known
-_LOW = ("loss", "perplexity", "error")
 _CLOSE = 1e-9
-
-
-def lower_is_better(metric: str, mode: Mode | None = None) -> bool:
-    """Whether less of a metric is better: as `mode` says, else by its name."""
-    return mode == "min" or (mode is None and any(word in metric for word in _LOW))
 
 
 def pick_metric(rows: Rows, metric: str | None = None) -> str:

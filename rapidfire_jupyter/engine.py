@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rapidfire_jupyter import deciding, folders, operations, scheduler
+from rapidfire_jupyter import deciding, folders, observing, operations, scheduler
+from rapidfire_jupyter import state as states
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
 from rapidfire_jupyter.oversight import Oversight
@@ -266,10 +267,7 @@ class Engine:
         started, first_step = time.monotonic(), known.step
         memory.begin_peak()
         fit.emit("slice_started", run, step=first_step)
-        if fit.unobserved(run, first_step) and run not in fit.begun:
-            fit.executor.command(run, messages.Advance(first_step))
-            fit.begun.add(run)
-        self._observe(fit, run, first_step)
+        watched = self._watch(fit, run, first_step, fit.owes(run, first_step))
         report = None
         if fit.executor.is_open(run) and not self._exiting:
             report = self._advance(
@@ -280,7 +278,12 @@ class Engine:
         if not isinstance(report, messages.Parked):
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
-        self._observe(fit, run, step)
+        trained = time.monotonic() - started - watched
+        watched += self._watch(fit, run, step, answers=False)
+        if not self._exiting and fit.executor.is_open(run):
+            told = states.chunks_done(ends, fit.state.runs[run].step)
+            chunks = states.chunks_done(ends, step) - told
+            observing.thin(fit, run, step, (trained, chunks), self._between)
         if self._exiting or not fit.executor.is_open(run):
             return
         if step in ends or report.ending or report.save_wanted:
@@ -296,9 +299,23 @@ class Engine:
             seconds=time.monotonic() - started,
             rss_bytes=memory.process_bytes(),
             device_bytes=memory.peak_bytes(),
+            eval_seconds=watched,
         )
-        if report.ending:
-            fit.complete(run)
+        if report.ending and not fit.owes(run, step):
+            fit.complete(run)  # else when it has answered: at its next turn
+
+    def _watch(self, fit: Fit, run: int, step: int, answers: bool) -> float:
+        """Evaluate a parked run if that is due, and let it answer if it owes; gives the seconds."""
+        started = time.monotonic()
+        if not (answers or fit.unobserved(run, step)):
+            return 0.0
+        if run not in fit.begun:
+            fit.executor.command(run, messages.Advance(step))
+            fit.begun.add(run)
+        observing.observe(fit, run, step, self._between)
+        if answers and fit.executor.is_open(run) and not self._exiting:
+            observing.pay(fit, run, step, self._between)
+        return time.monotonic() - started
 
     def _advance(self, fit: Fit, run: int, until: int, started: float) -> messages.Report | None:
         """Train until the slice ends, answering the inbox at boundaries on the way.
@@ -342,31 +359,13 @@ class Engine:
             if report.step >= until or over:
                 return report
 
-    def _observe(self, fit: Fit, run: int, step: int) -> None:
-        """Evaluate a run that is parked at a chunk end, unless it was evaluated there already."""
-        if not fit.unobserved(run, step):
-            return
-        command: messages.Command = messages.Observe()
-        while True:
-            report = fit.executor.command(run, command)
-            if isinstance(report, messages.Failed):
-                fit.failed(run, report)
-                return
-            if isinstance(report, messages.Parked):
-                fit.executor.ask(run, False)
-                while self._hold.is_set() and not self._exiting:
-                    self._wait(holding=True)
-                self._read_inbox()
-                command = messages.Continue()
-            elif isinstance(report, messages.Observed) and report.left:
-                command = messages.Observe()
-            else:
-                break
-            if self._exiting or not fit.executor.is_open(run):
-                return
-        if isinstance(report, messages.Observed) and report.metrics is not None:
-            fit.emit("logged", run, row={**report.metrics, "step": step}, source="chunk")
-        fit.observed[run] = step
+    def _between(self, fit: Fit, run: int) -> bool:
+        """Answer the inbox while a run is parked in an evaluation; False if it has to end."""
+        fit.executor.ask(run, False)
+        while self._hold.is_set() and not self._exiting:
+            self._wait(holding=True)
+        self._read_inbox()
+        return not self._exiting and fit.executor.is_open(run)
 
     def _halt(self, fit: Fit, error: Exception) -> None:
         """Stop training an experiment whose disk fails; no run is marked: it can be recovered."""

@@ -134,6 +134,9 @@ class Experiment:
         checkpoint_seconds: float = 300.0,
         keep_checkpoints: int = 2,
         eval_rows: int = 64,
+        generate_rows: int = 16,
+        max_new_tokens: int = 64,
+        eval_budget: float = 0.1,
         strategy: Literal["shuffle", "stratified", "auto"] = "shuffle",
         stratify: str | None = None,
         isolation: Literal["mark", "cells"] = "mark",
@@ -169,6 +172,12 @@ class Experiment:
             checkpoint_seconds: Longest training that a crash may lose, if a chunk is longer.
             keep_checkpoints: Newest checkpoints kept of each run, besides its best one.
             eval_rows: Rows of eval_dataset evaluated at chunk ends, evenly picked; 0 for all.
+            generate_rows: Rows of eval_dataset that each run answers at chunk ends, evenly picked,
+                for BLEU, chrF, ROUGE, exact match and samples; 0 for none.
+            max_new_tokens: Longest answer.
+            eval_budget: Share of wall time that evaluations and answers may take, from 0 to 1;
+                where they would take more, they come at fewer chunk ends, the same for all runs,
+                and always at the last one. 1 for all chunk ends.
             strategy: Order of rows. "shuffle" is plain TRL's; "stratified" gives each chunk its
                 share of short and long rows, and of the values of `stratify`; "auto" does so if a
                 shuffled chunk differs from the whole by more than chance.
@@ -242,6 +251,9 @@ class Experiment:
             checkpoint_seconds=checkpoint_seconds,
             keep_checkpoints=keep_checkpoints,
             eval_rows=eval_rows,
+            generate_rows=generate_rows,
+            max_new_tokens=max_new_tokens,
+            eval_budget=eval_budget,
             isolation=isolation,
             weight=weight,
             oversight=oversight,
@@ -473,6 +485,18 @@ class Experiment:
             OpError: There is no such run, or it is a warm clone.
         """
         return analyses.repeatability(self, run, k, metric)
+
+    def samples(self, chunk: int = -1, score: str = "rougeL") -> "pd.DataFrame":
+        """What each run answered to the same prompts of the eval set, with the references.
+
+        Args:
+            chunk: After which chunk; 0 is before training, -1 each run's newest, -2 the one before.
+            score: The metric beside each answer: bleu, chrf, rouge1, rouge2, rougeL, exact_match.
+
+        Raises:
+            OpError: There are none of this chunk.
+        """
+        return findings.answers(self, chunk, score)
 
     def decisions(self) -> "pd.DataFrame":
         """What policies decided, in order: the op they asked for and why, and dry runs as such."""

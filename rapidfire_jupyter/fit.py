@@ -5,11 +5,14 @@ Everything here happens in the engine's thread, with every run parked. What it d
 
 import shutil
 import time
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rapidfire_jupyter import state as states
+from rapidfire_jupyter import thinning
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
@@ -33,6 +36,7 @@ class Pace:
     checkpoint_seconds: float = 300.0
     evaluate_chunks: bool = False
     held_for_cells: bool = False
+    eval_budget: float = 1.0
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Fit:
         configs: Live configs of the runs, callables included, by run id.
         used_seconds: Training time had, for fair turns among experiments.
         relieve: Whether a run that does not fit may be changed in every way that is documented.
+        observed: Step of each run's newest chunk evaluation; `answered` of its newest answers.
+        beside: Rows that were logged for a run by the engine since the run was opened.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
         oversight: Its policies and monitors; a later `run_fit` may give others.
         ledger: What they know.
@@ -63,6 +69,8 @@ class Fit:
     relieve: bool = False
     saved_at: dict[int, float] = field(default_factory=dict)
     observed: dict[int, int] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)
+    beside: dict[int, int] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
     disk_bytes: dict[int, int] = field(default_factory=dict)
@@ -74,6 +82,11 @@ class Fit:
 
     def __post_init__(self) -> None:
         self.log.subscribe(self._follow)
+
+    @cached_property
+    def thinnings(self) -> list[thinning.Thinning]:
+        """How evaluations are thinned, by what the log says."""
+        return thinning.thinnings(self.log.since(0))
 
     def _follow(self, event: Event) -> None:
         self.state = states.apply(self.state, event)
@@ -97,6 +110,8 @@ class Fit:
         if skipped or rows != kept_rows or (resume and self.state.runs[run].step != step):
             self.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
         known = self.state.runs[run]
+        for seen in (self.beside, self.observed, self.answered):
+            seen.pop(run, None)
         source = self.executor.run_dir(run) / "source" if known.warm else None
         order = Order(run, self.configs[run], source)
         report = self.executor.open(order, resume)
@@ -162,11 +177,28 @@ class Fit:
 
     def unobserved(self, run: int, step: int) -> bool:
         """Whether a chunk evaluation is due at this step."""
-        if not self.pace.evaluate_chunks or step not in self.state.runs[run].chunk_ends:
+        return self._due("loss", run, step) and self._newest(self.observed, "chunk", run) < step
+
+    def owes(self, run: int, step: int) -> bool:
+        """Whether a run that is parked at this step has to answer its prompts here."""
+        asked = self.executor.data.generate_rows > 0 and self._due("answers", run, step)
+        return asked and self._newest(self.answered, "generation", run) < step
+
+    def _due(self, kind: thinning.Kind, run: int, step: int) -> bool:
+        ends = self.state.runs[run].chunk_ends
+        if not self.pace.evaluate_chunks or step not in ends:
             return False
-        if run not in self.observed:
-            self.observed[run] = max(states.observed_steps(self.log.events, run), default=0)
-        return self.observed[run] < step
+        return thinning.due(self.thinnings, kind, bisect_right(ends, step), step == ends[-1])
+
+    def _newest(self, known: dict[int, int], source: str, run: int) -> int:
+        if run not in known:
+            known[run] = max(states.observed_steps(self.log.events, run, source), default=-1)
+        return known[run]
+
+    def log_row(self, run: int, row: dict[str, Any], source: str, **more: Any) -> None:
+        """Log a row for a run that is parked. Any: numbers, JSON values."""
+        self.emit("logged", run, row=row, source=source, **more)
+        self.beside[run] = self.beside.get(run, 0) + 1
 
     def save(self, run: int) -> None:
         """Checkpoint a parked run.
@@ -174,7 +206,7 @@ class Fit:
         Raises:
             OSError: It could not be written.
         """
-        report = self.executor.save(run)
+        report = self.executor.save(run, self.beside.get(run, 0))
         if isinstance(report, messages.SaveFailed):
             raise OSError(report.error)
         if isinstance(report, messages.Failed):  # its own state cannot be stored
@@ -249,7 +281,7 @@ class Fit:
         if not self.executor.is_open(run):
             return self.state.runs[run].step
         report = self.executor.command(run, messages.AbortEvaluation())
-        assert isinstance(report, messages.Parked | messages.Observed)
+        assert isinstance(report, messages.Parked | messages.Observed | messages.Decoded)
         begun = not isinstance(report, messages.Parked) or report.begun
         if begun and report.step > 0:
             self.save(run)

@@ -40,6 +40,7 @@ from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import budget as budgets
 from rapidfire_jupyter.training import context, models, prepared, process, relief, trainers
+from rapidfire_jupyter.training.metrics import judges_texts
 
 EXIT_SECONDS = 3.5
 CHUNKS = "chunks.json"  # in the experiment folder: the balance of its chunks
@@ -64,6 +65,9 @@ class Request:
     checkpoint_seconds: float
     keep_checkpoints: int
     eval_rows: int
+    generate_rows: int
+    max_new_tokens: int
+    eval_budget: float
     isolation: str
     weight: float
     oversight: Oversight
@@ -109,7 +113,15 @@ def start(
             trainers.check_length(config, plan)
         except ConfigError as error:
             raise ConfigError(f"run {number}: {error}") from error
-    data = trainers.FitData(train, evaluation, plan, request.seed, request.eval_rows)
+    data = trainers.FitData(
+        train,
+        evaluation,
+        plan,
+        request.seed,
+        request.eval_rows,
+        request.generate_rows,
+        request.max_new_tokens,
+    )
     fresh = state.fit is None
     try:
         if not fresh:
@@ -131,6 +143,7 @@ def start(
         request.checkpoint_seconds,
         evaluation is not None,
         request.isolation == "cells",
+        request.eval_budget,
     )
     executor = LocalExecutor(
         folder, data, create_model, request.keep_checkpoints, log.append, budget
@@ -188,6 +201,8 @@ def _check_numbers(request: Request) -> None:
         "slice_steps": (request.slice_steps, 1),
         "keep_checkpoints": (request.keep_checkpoints, 1),
         "eval_rows": (request.eval_rows, 0),
+        "generate_rows": (request.generate_rows, 0),
+        "max_new_tokens": (request.max_new_tokens, 1),
     }
     for name, (value, least) in whole.items():
         if value is not None and (
@@ -197,6 +212,7 @@ def _check_numbers(request: Request) -> None:
     positive = {
         "slice_seconds": request.slice_seconds,
         "checkpoint_seconds": request.checkpoint_seconds,
+        "eval_budget": request.eval_budget,
         "weight": request.weight,
     }
     for name, number in positive.items():
@@ -269,6 +285,13 @@ def _check_config(
             chat_template(config.model.chat_template)
         except DataError as error:
             raise ConfigError(f"run {number}: {error}") from error
+    if judges_texts(config.model.compute_metrics) and not (
+        request.eval is not None and request.generate_rows
+    ):
+        raise ConfigError(
+            f"run {number}: compute_metrics(predictions, references) judges answers at chunk ends; "
+            "give an eval_dataset, and generate_rows over 0"
+        )
     for name in ("formatting_func", "compute_metrics", "data_collator"):
         value = getattr(config.model, name)
         if value is not None and not callable(value):
@@ -421,6 +444,8 @@ def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> 
         "chunk_size": request.chunk_size,
         "eval_rows": request.eval_rows,
         **_order_facts(request),
+        "generate_rows": request.generate_rows,
+        "max_new_tokens": request.max_new_tokens,
         "train_rows": len(train) if hasattr(train, "__len__") else None,
         "train_fingerprint": fingerprint(train),
         "eval_fingerprint": fingerprint(evaluation),

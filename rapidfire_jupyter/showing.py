@@ -77,6 +77,7 @@ def actions(exp: "Experiment") -> Actions:
         refusal=lambda run, config: _refusal(exp, run, config),
         adapter=lambda run: _adapter(exp, run),
         several=lambda: _several(),
+        answered=lambda: _answered(exp),
         more={"analysis": lambda args: _analysis(exp, args)},
     )
 
@@ -141,6 +142,11 @@ def _adapter(exp: "Experiment", run: int) -> Path | None:
     view = exp.run(run)
     finished = view.folder / checkpoints.FINAL
     return finished if not checkpoints.fault(finished) else view.checkpoint
+
+
+def _answered(exp: "Experiment") -> bool:
+    fit = exp.state.fit or {}
+    return bool(fit.get("eval_fingerprint") and fit.get("generate_rows"))
 
 
 def _several() -> bool:

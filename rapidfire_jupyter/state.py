@@ -199,9 +199,9 @@ def history(events: Iterable[Event], run: int) -> list[dict[str, Any]]:
     return [dict(event.data["row"]) for event in _logged(events, run)]
 
 
-def observed_steps(events: Iterable[Event], run: int) -> set[int]:
-    """Steps at which a run has a chunk evaluation."""
-    return {e.data["row"]["step"] for e in _logged(events, run) if e.data["source"] == "chunk"}
+def observed_steps(events: Iterable[Event], run: int, source: str = "chunk") -> set[int]:
+    """Steps at which a run has rows from a source: a "chunk" evaluation, or a "generation"."""
+    return {e.data["row"]["step"] for e in _logged(events, run) if e.data["source"] == source}
 
 
 def _logged(events: Iterable[Event], run: int) -> Iterator[Event]:

@@ -62,9 +62,14 @@ def rename(source: Path, target: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:  # Any: a JSON value
     """Put a JSON file in place, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put a text file in place, whole or not at all."""
     temporary = path.with_name(path.name + ".new")
     watcher("write:before", temporary)
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     watcher("write:after", temporary)
     sync_path(temporary)
     rename(temporary, path)

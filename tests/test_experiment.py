@@ -70,8 +70,8 @@ def test_the_best_run_is_found_and_its_model_gives_the_trained_adapters_logits(d
         tuned, untuned = model(input_ids=ids).logits, plain(input_ids=ids).logits
     assert best.id == min(done.runs, key=lambda r: r.rows[-2].get("eval_loss", 9)).id
     assert not torch.equal(tuned, untuned)
-    with pytest.raises(OpError, match=r"no run has logged 'bleu'; logged: .*eval_loss"):
-        done.best("bleu")
+    with pytest.raises(OpError, match=r"no run has logged 'meteor'; logged: .*eval_loss"):
+        done.best("meteor")
 
 
 def test_peek_shows_the_first_batch_with_masked_tokens_marked(done):

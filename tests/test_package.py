@@ -25,12 +25,12 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
     "domain": "errors choices arguments recorded trainer_types rewards config changes encoding "
-    "space search storage folders events state ops undo cell_source isolation",
-    "decisions": "scheduler measures comparison decisions screening halving breeding bandit "
-    "policies alerts learning_faults machine_faults monitors oversight ledger repeats "
+    "space search storage folders samples events metric state ops undo cell_source isolation",
+    "decisions": "scheduler measures thinning comparison decisions screening halving breeding "
+    "bandit policies alerts learning_faults machine_faults monitors oversight ledger repeats "
     "suggestions ranking effects analysis",
     "work": "executors training data",
-    "engine": "engine fit operations deciding webhooks",
+    "engine": "engine fit operations deciding webhooks observing",
     "view": "ui",
     "user": "experiment showing findings analyses front_ends runs fitting",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",

@@ -131,9 +131,13 @@ class LocalExecutor:
             else:
                 opened.interrupt.clear()
 
-    def save(self, run: int) -> messages.Report:
-        """Checkpoint a parked run; it is on disk after `flush`, and then announced."""
-        report = self.command(run, messages.Save())
+    def save(self, run: int, beside: int = 0) -> messages.Report:
+        """Checkpoint a parked run; it is on disk after `flush`, and then announced.
+
+        Args:
+            beside: Rows that were logged for this run by others than itself since it was opened.
+        """
+        report = self.command(run, messages.Save(beside))
         if isinstance(report, messages.Saved):
             if report.best_step is not None:
                 self._pinned[run] = {report.best_step}

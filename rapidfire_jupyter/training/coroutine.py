@@ -23,10 +23,12 @@ from transformers.utils.notebook import NotebookProgressCallback
 
 from rapidfire_jupyter import storage
 from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.data.questions import even_rows
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
 from rapidfire_jupyter.training import (
+    answering,
     checkpoints,
     estimates,
     memory,
@@ -43,8 +45,12 @@ from rapidfire_jupyter.training.messages import (
     Closed,
     Command,
     Continue,
+    Decode,
+    Decoded,
     Failed,
     Finished,
+    Lend,
+    Lent,
     Observe,
     Observed,
     Parked,
@@ -54,9 +60,16 @@ from rapidfire_jupyter.training.messages import (
     Saved,
     SaveFailed,
     SaveFinal,
+    Score,
+    Scored,
     Task,
 )
-from rapidfire_jupyter.training.metrics import clean_row, safe_compute_metrics
+from rapidfire_jupyter.training.metrics import (
+    clean_row,
+    judges_texts,
+    safe_compute_metrics,
+    with_perplexity,
+)
 from rapidfire_jupyter.training.models import (
     check_adapter_reaches,
     check_untouched,
@@ -104,6 +117,7 @@ class Coroutine:
         self._save_wanted = False
         self._epoch_closing = False
         self._in_evaluation = False
+        self._sheet: answering.Sheet | None = None
         self._streams_after_redo: dict[str, Any] | None = None
         self._watching_evaluation = False
         # The trainer's own methods, behind ours. Any: bound methods of TRL trainers.
@@ -171,11 +185,18 @@ class Coroutine:
                     self._advance = command
                     return
                 case Save():
-                    report = self._save()
+                    report = self._save(command.beside)
                 case SaveFinal():
                     report = self._save_final()
                 case Observe():
                     report = self._observe()
+                case Lend():
+                    rows = self._trainer.args.eval_batch_size
+                    report = Lent(self._asked().prompts, rows, self._step())
+                case Decode():
+                    report = self._decode(command)
+                case Score():
+                    report = self._score(command)
                 case Continue():
                     if self._parked_in_evaluation:
                         return
@@ -230,11 +251,12 @@ class Coroutine:
 
     # ---- commands ----
 
-    def _save(self) -> Report:
+    def _save(self, beside: int) -> Report:
         trainer, task = self._trainer, self._task
         assert task is not None
+        rows = self._rows + beside
         facts = {
-            "rows": self._rows,
+            "rows": rows,
             "config": encode(flatten(task.config)),
             "draws": [self._draws.batch, self._draws.step],
             "ended": bool(trainer.control.should_training_stop),
@@ -253,7 +275,7 @@ class Coroutine:
             if not _is_of_disk(error):
                 raise
             return SaveFailed(f"{type(error).__name__}: {error}")
-        return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
+        return Saved(folder, trainer.state.global_step, rows, trainer.state.best_global_step)
 
     def _save_final(self) -> Report:
         assert self._task is not None
@@ -271,11 +293,10 @@ class Coroutine:
         if dataset is None or self._trainer.args.eval_strategy != "no":
             return Observed(None, self._step())  # the trainer evaluates by itself
         assert self._task is not None
-        wanted = self._task.data.eval_rows
-        if wanted and len(dataset) > wanted:
-            dataset = dataset.select(range(0, len(dataset), len(dataset) // wanted)).select(
-                range(wanted)
-            )
+        if hasattr(dataset, "__len__"):
+            dataset = dataset.select(even_rows(len(dataset), self._task.data.eval_rows))
+        elif self._task.data.eval_rows:
+            dataset = dataset.take(self._task.data.eval_rows)
         self._watching_evaluation = True
         try:
             metrics = watching.chunk_evaluation(self._trainer, dataset, _Watcher(self))
@@ -283,8 +304,37 @@ class Coroutine:
             return Observed(None, self._step(), left=True)
         finally:
             self._watching_evaluation = False
-        self._rows += 1
         return Observed(clean_row(metrics, self._warn), self._step())
+
+    def _asked(self) -> answering.Sheet:
+        """What this run is asked at chunk ends; made once."""
+        if self._sheet is None:
+            task = self._task
+            assert task is not None
+            self._sheet = answering.sheet(self._trainer, task.config, task.data, task.prepared)
+        return self._sheet
+
+    def _decode(self, command: Decode) -> Report:
+        self._watching_evaluation = True
+        try:
+            answers = answering.answer(
+                self._trainer, command.prompts, command.max_new_tokens, self.on_prediction_step
+            )
+        except _LeaveEvaluation:
+            return Decoded(None, self._step(), left=True)
+        except Exception as error:  # it costs this run its answers, not its training
+            return Decoded(None, self._step(), error=_failure(error).error)
+        finally:
+            self._watching_evaluation = False
+        return Decoded(answers, self._step())
+
+    def _score(self, command: Score) -> Report:
+        assert self._task is not None
+        with watching.untouched(self._trainer):
+            metrics, samples = answering.judge(
+                self._asked(), command.answers, self._task.config.model.compute_metrics, self._warn
+            )
+        return Scored(metrics, samples, self._step())
 
     # ---- building ----
 
@@ -297,7 +347,9 @@ class Coroutine:
         if task.room is not None and peft_config is None:
             task.room.build(base.name, base.trainable_bytes())
         seed = trainers.run_seed(task.config, task.data.seed)
-        compute_metrics = safe_compute_metrics(task.config.model.compute_metrics, self._warn)
+        compute_metrics = None
+        if not judges_texts(task.config.model.compute_metrics):
+            compute_metrics = safe_compute_metrics(task.config.model.compute_metrics, self._warn)
         trainer, rows = trainers.build_trainer(
             task.config,
             skeleton(base, task.config, peft_config, seed),
@@ -489,9 +541,11 @@ class Coroutine:
     def on_train_begin(self, trainer: Any) -> None:
         """After a checkpoint was loaded: what its files lack."""
         self._begun = True
-        if not self._extra:
-            return
         state, extra = trainer.state, self._extra
+        if not extra:
+            if self._advance.until <= 0:
+                self._hand_over(Parked(0))
+            return
         checkpoints.restore_extra(trainer, extra)
         if state.best_global_step:
             path = Path(self._best_path(state.best_global_step))
@@ -504,6 +558,7 @@ class Coroutine:
     def on_log(self, row: dict[str, Any]) -> None:
         """Each row of the trainer's log becomes an event."""
         self._rows += 1
+        row = with_perplexity(row, self._trainer)
         self._emit("logged", row=clean_row(row, self._warn), source="trainer")
 
     def on_prediction_step(self) -> None:

@@ -52,7 +52,13 @@ class Advance:
 
 @dataclass(frozen=True)
 class Save:
-    """Write a checkpoint into the run's staging folder."""
+    """Write a checkpoint into the run's staging folder.
+
+    Attributes:
+        beside: Rows that the engine has logged for this run in this session.
+    """
+
+    beside: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,26 @@ class SaveFinal:
 @dataclass(frozen=True)
 class Observe:
     """Evaluate at a chunk end, changing nothing."""
+
+
+@dataclass(frozen=True)
+class Lend:
+    """Tell what this run is asked at chunk ends, and lend its adapter for a shared batch."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Answer prompts, changing nothing: token ids of prompts, longest answer in tokens."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """Judge the answers to what this run is asked: their token ids."""
+
+    answers: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +106,18 @@ class Close:
     """Unwind and end the thread, changing nothing more."""
 
 
-Command = Advance | Save | SaveFinal | Observe | Continue | AbortEvaluation | Close
+Command = (
+    Advance
+    | Save
+    | SaveFinal
+    | Observe
+    | Lend
+    | Decode
+    | Score
+    | Continue
+    | AbortEvaluation
+    | Close
+)
 
 
 @dataclass(frozen=True)
@@ -151,6 +188,47 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Lent:
+    """What a run is asked at chunk ends: token ids of prompts; none if it is asked nothing.
+
+    Attributes:
+        batch_rows: Prompts that it answers at once.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    batch_rows: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Answers as token ids.
+
+    Attributes:
+        answers: None if there are none: it was left early, or failed.
+        left: It was left early, and is to be done again.
+        error: Why it failed, in one line.
+    """
+
+    answers: tuple[tuple[int, ...], ...] | None
+    step: int
+    left: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Metrics of a set of answers, and each of them with its prompt, references and scores.
+
+    Any: JSON values.
+    """
+
+    metrics: dict[str, float]
+    samples: tuple[dict[str, Any], ...]
+    step: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """`train()` returned at `step`; the thread waits for SaveFinal and Close."""
 
@@ -177,4 +255,16 @@ class Closed:
     """The thread has ended at the engine's wish."""
 
 
-Report = Prepared | Parked | Saved | SaveFailed | Observed | Finished | Failed | Closed
+Report = (
+    Prepared
+    | Parked
+    | Saved
+    | SaveFailed
+    | Observed
+    | Lent
+    | Decoded
+    | Scored
+    | Finished
+    | Failed
+    | Closed
+)

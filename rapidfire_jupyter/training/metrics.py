@@ -3,6 +3,8 @@
 Any: whatever a user's compute_metrics or a trainer gives as a metric.
 """
 
+import inspect
+import math
 import numbers
 import traceback
 from collections.abc import Callable
@@ -46,6 +48,38 @@ def safe_compute_metrics(
         return clean_row(result, once)
 
     return compute_metrics
+
+
+def judges_texts(function: Callable[..., Any] | None) -> bool:
+    """Whether a compute_metrics is `(predictions, references) -> dict`, about texts.
+
+    It has two parameters without defaults, or two of these names. TRL's own form has one; and with
+    `batch_eval_metrics` a second one, `compute_result`.
+    """
+    if function is None:
+        return False
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    if "compute_result" in parameters:
+        return False
+    named = (p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    needed = [p.name for p in named if p.default is p.empty]
+    return len(needed) == 2 or {"predictions", "references"} <= parameters.keys()
+
+
+def with_perplexity(row: dict[str, Any], trainer: Any) -> dict[str, Any]:
+    """A logged row with `eval_perplexity`, exp(eval_loss), where the loss is that of a token."""
+    loss = as_number(row.get("eval_loss"))
+    args = trainer.args
+    plain = getattr(args, "loss_type", "") in ("nll", "chunked_nll")
+    if loss is None or not plain or args.label_smoothing_factor or "eval_perplexity" in row:
+        return row
+    return {
+        **row,
+        "eval_perplexity": math.exp(loss) if loss < 700 else math.inf if loss == loss else loss,
+    }
 
 
 def clean_row(row: dict[str, Any], warn: Warn) -> dict[str, Any]:

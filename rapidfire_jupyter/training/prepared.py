@@ -135,6 +135,13 @@ def sets(
     )
 
 
+def asked_set(config: RunConfig, evaluation: Any, kept: PreparedData, tokenizer: Any) -> Any:
+    """The eval data in TRL's columns, prompts apart from answers; empty where that is not told."""
+    if text_field(config) != "text":
+        return []
+    return _in_columns(config, "eval_dataset", evaluation, kept, tokenizer)
+
+
 def text_field(config: RunConfig) -> str:
     """The column that SFT takes as text."""
     return str(getattr(config.model.training_args, "dataset_text_field", None) or "text")

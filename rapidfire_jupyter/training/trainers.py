@@ -29,13 +29,21 @@ MOST_CHUNKS = 100_000  # in a whole training: each has an end that is logged and
 
 @dataclass(frozen=True)
 class FitData:
-    """The user's data sets and how their rows are cut into chunks. Any: datasets.Dataset."""
+    """The user's data sets and how their rows are cut into chunks. Any: datasets.Dataset.
+
+    Attributes:
+        eval_rows: Rows of the eval set whose loss is computed at chunk ends; 0 for all.
+        generate_rows: Rows of it that are answered at chunk ends; 0 for none.
+        max_new_tokens: Longest answer.
+    """
 
     train: Any
     eval: Any
     plan: ChunkPlan
     seed: int
     eval_rows: int = 64
+    generate_rows: int = 0
+    max_new_tokens: int = 64
 
 
 @dataclass(frozen=True)

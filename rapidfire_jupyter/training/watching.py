@@ -13,6 +13,7 @@ from typing import Any
 
 from rapidfire_jupyter.training.checkpoints import RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
+from rapidfire_jupyter.training.metrics import with_perplexity
 
 _COUNTERS = (
     *RUNNING_METRICS,
@@ -198,7 +199,7 @@ def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, flo
         trainer.accelerator._dataloaders[:] = [
             d for d in trainer.accelerator._dataloaders if d is not loader
         ]
-    return metrics
+    return with_perplexity(metrics, trainer)
 
 
 class _QuietHandler:

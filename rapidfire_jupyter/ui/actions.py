@@ -38,6 +38,7 @@ class Actions:
         config: The live config of a run; None if this kernel does not have it.
         refusal: Why a clone of a run with this config cannot be warm; "" if it can.
         adapter: The newest weights of a run; None if there are none.
+        answered: Whether runs are, or were, asked prompts at chunk ends.
         several: Whether a magic must name this experiment.
         more: Further questions that are answered, by name; their names are in `Head.can`.
     """
@@ -52,4 +53,5 @@ class Actions:
     refusal: Callable[[int, RunConfig], str]
     adapter: Callable[[int], Path | None]
     several: Callable[[], bool]
+    answered: Callable[[], bool] = lambda: False
     more: Mapping[str, Callable[[Mapping[str, Any]], Reply]] = field(default_factory=dict)

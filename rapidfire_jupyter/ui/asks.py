@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rapidfire_jupyter import folders
+from rapidfire_jupyter import folders, samples
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.state import Run
@@ -12,6 +12,7 @@ from rapidfire_jupyter.ui import exports, form, library, schedule
 from rapidfire_jupyter.ui.actions import Actions, Reply
 from rapidfire_jupyter.ui.orders import MessageError, changes_of, flag
 from rapidfire_jupyter.ui.repeats import folded
+from rapidfire_jupyter.ui.wire import Sample
 
 MOST_LINES = 2_000
 TAIL_BYTES = 400_000
@@ -118,6 +119,26 @@ def _data(actions: Actions, args: Args) -> Reply:
     return Reply({key: found[key] for key in ("chunks", "measured", "rows")})
 
 
+def _samples(actions: Actions, args: Args) -> Reply:
+    chunk = args.get("chunk")
+    if chunk is not None and (type(chunk) is not int or chunk < 0):
+        raise MessageError(f"a chunk is a whole number, got {chunk!r:.40}")
+    known = samples.chunks(actions.log.since(0), actions.state())
+    numbers = sorted({number for steps in known.values() for number in steps})
+    newest = numbers[-1] if numbers else 0
+    asked = samples.gather(actions.folder, known, newest if chunk is None else chunk)
+    prompts: list[Sample] = [
+        {
+            "prompt": one.prompt,
+            "reference": "\n— or —\n".join(one.references),
+            "predictions": {str(run): text for run, text in one.predictions.items()},
+            "scores": {str(run): dict(scores) for run, scores in one.scores.items()},
+        }
+        for one in asked
+    ]
+    return Reply({"chunks": numbers, "prompts": prompts})
+
+
 def _export(actions: Actions, args: Args) -> Reply:
     kind = args.get("format")
     if kind == "adapter":
@@ -141,5 +162,6 @@ _ANSWERS: dict[str, Callable[[Actions, Args], Reply]] = {
     "log": _log,
     "peek": _peek,
     "data": _data,
+    "samples": _samples,
     "export": _export,
 }

@@ -56,6 +56,8 @@ def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
         return _decided(data)
     if event.kind == "note":
         return str(data["text"]), "info"
+    if event.kind == "eval_thinned":
+        return (str(data["text"]), "alert") if data.get("text") else None
     if event.kind == "run_failed":
         return f"{run} failed: {data['error']}", "error"
     if event.kind == "run_inexact":

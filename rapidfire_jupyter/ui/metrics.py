@@ -3,25 +3,23 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 
+from rapidfire_jupyter.metric import lower_is_better as lower_is_better
 from rapidfire_jupyter.state import ACTIVE, Run
 
-# Parts of metric names of which less is better.
-_LOW = ("loss", "perplexity", "error")
 # Parts of names of metrics that rank no run: they tell of the schedule, the data or the machine.
 _UNRANKED = (
     *("learning_rate", "grad_norm", "num_tokens", "runtime", "per_second", "flos", "entropy"),
     *("logits", "logps", "step_time", "rewards/chosen", "rewards/rejected", "reward_std"),
     *("completions/", "clip_ratio", "sampling/", "frac_reward", "tokens/", "epoch"),
+    "generated_tokens",
 )
 _UNRANKED_LAST = ("kl", "std", "time")  # the last part of a name
 # The order in which metrics are offered; evaluations of a metric follow it.
-_FIRST = ("reward", "loss", "train_loss", "rewards/accuracies", "rewards/margins")
+_FIRST = (
+    *("reward", "loss", "train_loss", "rewards/accuracies", "rewards/margins"),
+    *("bleu", "rougeL", "chrf", "exact_match"),
+)
 MOST_SHOWN = 6  # columns of a table on a page
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a run with less of this metric is the better one."""
-    return any(word in metric for word in _LOW)
 
 
 def ranks(metric: str) -> bool:

@@ -84,7 +84,8 @@ class Panel(anywidget.AnyWidget):
         standing = self._actions.standing()
         live = standing.status not in ("empty", "ended") and not standing.read_only
         live_only = ("ops", "schedule") if live else ()
-        can = (*live_only, "data", *self._actions.more)
+        answered = ("samples",) if self._actions.answered() else ()
+        can = (*live_only, "data", *answered, *self._actions.more)
         return Facts(
             name=self._actions.name,
             status=standing.status,

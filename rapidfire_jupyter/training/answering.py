@@ -1,0 +1,112 @@
+"""What a run is asked at chunk ends, its answers, and their metrics.
+
+The rows are picked evenly from the eval set, the same for all runs; a row whose prompt and answer
+cannot be told apart is not asked. Any: TRL trainers, tokenizers, JSON values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data.questions import Question, pick, questions, shown
+from rapidfire_jupyter.training import generation, prepared, scores, trainers, watching
+from rapidfire_jupyter.training.metrics import Warn, judges_texts, safe_compute_metrics
+
+Tokens = tuple[int, ...]
+MOST_SHOWN = 4_000  # characters of a prompt that are kept with its answer
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What one run is asked: questions, their prompts as token ids, and right answers as texts."""
+
+    questions: tuple[Question, ...]
+    prompts: tuple[Tokens, ...]
+    references: tuple[tuple[str, ...], ...]
+    tokenizer: Any
+
+
+def sheet(
+    trainer: Any, config: RunConfig, data: trainers.FitData, kept: prepared.PreparedData
+) -> Sheet:
+    """The questions of a run's eval set; none if it has none, or its model writes no text."""
+    tokenizer = _tokenizer(trainer)
+    asked: list[Question] = []
+    if data.eval is not None and data.generate_rows and trainer.model.can_generate():
+        rows = prepared.asked_set(config, data.eval, kept, tokenizer)
+        asked = questions(pick(rows, data.generate_rows))
+        scores.load()
+    return Sheet(
+        tuple(asked),
+        tuple(tuple(generation.prompt_ids(tokenizer, one)) for one in asked),
+        tuple(generation.references(tokenizer, one) for one in asked),
+        tokenizer,
+    )
+
+
+def answer(
+    trainer: Any,
+    prompts: Sequence[Tokens],
+    max_new_tokens: int,
+    between: Callable[[], None],
+) -> tuple[Tokens, ...]:
+    """A run's own answers to prompts, changing nothing of its trainer.
+
+    Args:
+        between: Called after each token; may raise to leave.
+    """
+    with watching.untouched(trainer):
+        trainer.model.eval()
+        config = generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
+        made = generation.decode(
+            trainer.model, config, prompts, trainer.args.eval_batch_size, between
+        )
+    return tuple(map(tuple, made))
+
+
+def judge(
+    asked: Sheet,
+    answers: Sequence[Tokens],
+    compute_metrics: Callable[..., Any] | None,
+    warn: Warn,
+) -> tuple[dict[str, float], tuple[dict[str, Any], ...]]:
+    """Metrics of the answers to a sheet, and each answer with its prompt, references and scores.
+
+    Rows without references have no part in the metrics, except in the mean length.
+    """
+    texts = [asked.tokenizer.decode(list(ids), skip_special_tokens=True).strip() for ids in answers]
+    known = [i for i, right in enumerate(asked.references) if right]
+    predictions, right = [texts[i] for i in known], [asked.references[i] for i in known]
+    own = scores.corpus_scores(predictions, right)
+    if known and compute_metrics is not None and judges_texts(compute_metrics):
+        single = all(len(one) == 1 for one in right)
+        given = [one[0] for one in right] if single else [list(one) for one in right]
+        safe = safe_compute_metrics(compute_metrics, warn)
+        own |= safe(predictions, given) if safe is not None else {}
+    if answers:
+        own["generated_tokens"] = sum(map(len, answers)) / len(answers)
+    by_row = dict(zip(known, scores.row_scores(predictions, right), strict=True))
+    samples = tuple(
+        _sample(question, asked, place, texts[place], by_row.get(place, {}))
+        for place, question in enumerate(asked.questions)
+    )
+    return {f"eval_{name.removeprefix('eval_')}": value for name, value in own.items()}, samples
+
+
+def _sample(
+    question: Question, asked: Sheet, place: int, text: str, row: Mapping[str, float]
+) -> dict[str, Any]:
+    told = shown(question.prompt) or asked.tokenizer.decode(list(asked.prompts[place]))
+    return {
+        "row": question.row,
+        "prompt": told[:MOST_SHOWN] + ("…" if len(told) > MOST_SHOWN else ""),
+        "references": list(asked.references[place]),
+        "prediction": text,
+        "scores": {name: round(value, 6) for name, value in row.items()},
+    }
+
+
+def _tokenizer(trainer: Any) -> Any:
+    processor = trainer.processing_class
+    return getattr(processor, "tokenizer", processor)
