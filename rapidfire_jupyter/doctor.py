@@ -61,6 +61,8 @@ def doctor(known: Iterable[Experiment]) -> str:
         f"rapidfire_jupyter {__version__}, Python {sys.version.split()[0]}",
         *version_lines({package: _version(package) for package in BOUNDS}),
         f"device   {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores",
+        f"memory   {_memory_text(cuda)}",
+        f"numbers  {precision_advice(*_precision_facts(cuda))}",
         f"disk     {free_gb:.1f} GB free in {Path.cwd()}",
         f"shim     {state}: {shims[state]}" + (f" ({where})" if state == "shadowed" else ""),
         lab_line(labextension()),
@@ -69,6 +71,55 @@ def doctor(known: Iterable[Experiment]) -> str:
         alerts = [e.data["text"] for e in exp.events if e.kind == "alert" and "text" in e.data]
         lines += [status_text(exp), *(f"  alert: {text}" for text in alerts[-3:])]
     return "\n".join(lines)
+
+
+def _memory_text(cuda: bool) -> str:
+    import psutil
+    import torch
+
+    ram = psutil.virtual_memory()
+    text = f"{ram.available / 1e9:.1f} of {ram.total / 1e9:.1f} GB of RAM free"
+    if cuda:
+        free, total = torch.cuda.mem_get_info()
+        text = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB of the GPU free, {text}"
+    return text
+
+
+def _precision_facts(cuda: bool) -> tuple[str, bool, float]:
+    """Kind of device, whether it computes in bf16 natively, and its memory in GB."""
+    import psutil
+    import torch
+
+    if cuda:
+        native = torch.cuda.get_device_capability() >= (8, 0)
+        return "cuda", native, torch.cuda.mem_get_info()[1] / 1e9
+    ram = psutil.virtual_memory().total / 1e9
+    if torch.backends.mps.is_available():
+        return "mps", True, ram
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return "cpu", "amx_bf16" in flags or "avx512_bf16" in flags, ram
+
+
+def precision_advice(kind: str, bf16: bool, memory_gb: float) -> str:
+    """Which precision to train in, and how large a model fits with LoRA.
+
+    The weights of a model take 2 bytes a parameter in 16 bit and 0.6 in 4 bit (QLoRA, scales
+    included); about a third of the memory is left to adapters and activations.
+
+    Args:
+        kind: "cuda", "mps" or "cpu".
+        bf16: It computes in bf16 natively.
+    """
+    billions = memory_gb / 1.5
+    sizes = f"LoRA up to about {billions / 2:.1f} B parameters in 16 bit"
+    if kind == "cuda":
+        sizes += f", {billions / 0.6:.0f} B in 4 bit"
+    if bf16:
+        return f"bf16=True (TRL's default); {sizes}"
+    if kind == "cuda":
+        return f"fp16=True, bf16=False: this GPU only emulates bf16; {sizes}"
+    sizes = f"LoRA up to about {billions / 4:.1f} B parameters in float32"
+    return f"bf16=False: this CPU only emulates bf16, float32 may be quicker; {sizes}"
 
 
 def version_lines(found: Mapping[str, str | None]) -> list[str]:

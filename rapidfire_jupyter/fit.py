@@ -67,6 +67,7 @@ class Fit:
     used_seconds: float = 0.0
     halted: str = ""
     relieve: bool = False
+    told_of_moving: bool = False
     saved_at: dict[int, float] = field(default_factory=dict)
     observed: dict[int, int] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
@@ -139,6 +140,7 @@ class Fit:
         for reason in report.inexact:
             self.emit("run_inexact", run, reason=reason)
         self.check_disk(run, report.disk_bytes)
+        self.tell_of_moving()
 
     def check_disk(self, run: int, checkpoint_bytes: int) -> None:
         """Compare what the checkpoints of all prepared runs will take with what is free."""
@@ -151,6 +153,23 @@ class Fit:
             )
             self.emit("alert", text=reason)
             self.record(Op("pause_all", by="engine"), Verdict("applied", reason), None)
+
+    def tell_of_moving(self) -> None:
+        """Tell once that the runs prepared so far do not fit on the device together."""
+        allowed = self.executor.device_bytes()
+        known = [run.memory for run in self.state.runs.values() if run.memory]
+        bases = {r.base: r.memory["base"] for r in self.state.runs.values() if r.memory}
+        stay = sum(m["weights"] + m["optimizer"] for m in known) + sum(bases.values())
+        work = max((m["gradients"] + m["activations"] for m in known), default=0)
+        if self.told_of_moving or allowed is None or stay + work <= allowed:
+            return
+        self.told_of_moving = True
+        text = (
+            f"{len(known)} runs on {len(bases)} base models take {(stay + work) / 2**20:,.0f} MiB, "
+            f"and device_memory allows {allowed / 2**20:,.0f} MiB: what is not needed waits in "
+            "host memory or on disk"
+        )
+        self.emit("alert", text=text)
 
     def record(self, op: Op, judged: Verdict, step: int | None, **effect: Any) -> None:
         """Append the one event of an op, with its effect on the state. Any: JSON values."""

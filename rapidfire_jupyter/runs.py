@@ -71,17 +71,13 @@ class RunView:
     @property
     def memory(self) -> "Memory | None":
         """What it takes of the device's memory; None until it was prepared."""
-        prepared = [
-            e.data["memory"]
-            for e in self._experiment.events
-            if e.kind == "run_prepared" and e.run == self.id and "memory" in e.data
-        ]
         peaks = [
             e.data["device_bytes"]
             for e in self._experiment.events
             if e.kind == "slice_ended" and e.run == self.id and e.data.get("device_bytes")
         ]
-        return Memory(prepared[-1], max(peaks, default=None)) if prepared else None
+        known = self.facts.memory
+        return Memory(known, max(peaks, default=None)) if known else None
 
     @property
     def rows(self) -> list[dict[str, Any]]:

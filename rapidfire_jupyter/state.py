@@ -27,6 +27,7 @@ class Run:
         served: Training had so far, in chunks divided by weight: the scheduler's virtual time.
         inexact: Reasons why this run may differ from plain TRL; empty means exact.
         adjusted: Names of the config values that were changed so that it fits into memory.
+        memory: Bytes it takes, by kind, and whether they are measured; empty until it was prepared.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Run:
     deleted_from: Status = "stopped"
     base: str = ""
     adjusted: tuple[str, ...] = ()
+    memory: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON values
 
     @property
     def chunk(self) -> int:
@@ -94,6 +96,7 @@ def _run_changes(run: Run, event: Event) -> dict[str, Any]:  # Any: values of Ru
             "chunk_ends": tuple(data["chunk_ends"]),
             "base": data["base"],
             "step": data["step"],
+            "memory": data.get("memory", {}),
         }
     if event.kind == "slice_started":
         return {"status": "running"}

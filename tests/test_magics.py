@@ -246,6 +246,19 @@ def shell(tmp_path, monkeypatch):
     return InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
 
 
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        (("cuda", True, 24.0), "bf16=True (TRL's default); LoRA up to about 8.0 B parameters"),
+        (("cuda", False, 16.0), "fp16=True, bf16=False: this GPU only emulates bf16"),
+        (("cpu", False, 12.0), "LoRA up to about 2.0 B parameters in float32"),
+        (("mps", True, 18.0), "LoRA up to about 6.0 B parameters in 16 bit"),
+    ],
+)
+def test_the_doctor_advises_on_precision_by_chip_and_memory(facts, advice):
+    assert advice in doctor.precision_advice(*facts)
+
+
 def test_versions_are_held_against_the_lower_bounds():
     found = dict.fromkeys(doctor.BOUNDS, "99.0") | {"trl": "1.9.0", "peft": None}
 

@@ -265,7 +265,10 @@ def test_questions_about_a_run_are_answered(page):
     log = page.ask("log", run=1, lines=3)[0]
     peek = page.ask("peek", run=1)[0]
 
-    assert config["ok"] and config["data"]["values"] == dict(page.exp.run(1).config)
+    values = config["data"]["values"]
+    memory = {name: values.pop(name) for name in list(values) if name.startswith("memory.")}
+    assert config["ok"] and values == dict(page.exp.run(1).config)
+    assert len(memory) == 5 and memory["memory.activations"].endswith(" MiB (measured)")
     assert log["ok"] and len(log["data"]["text"].splitlines()) <= 3
     first = peek["data"]["rows"][0]
     assert first[0]["learned"] is False and first[-1]["learned"] is True

@@ -271,6 +271,10 @@ class LocalExecutor:
         self._bases.append(base)
         return base
 
+    def device_bytes(self) -> int | None:
+        """What bases and runs may hold on the device at a time; None if there is no budget."""
+        return None if self._residency is None else self._residency.budget.device_bytes
+
     def moved(self) -> residency.Moved | None:
         """What was moved to keep within the device's budget; None if there is no budget."""
         return None if self._residency is None else self._residency.moved

@@ -23,7 +23,8 @@ LEVELS = ("level1", "level2", "level3")
 
 ADVICE = (
     "memory ran out and the micro-batch is as small as it gets: use gradient_checkpointing=True, a "
-    "smaller max_length, optim='adamw_8bit', a smaller or quantised model, or stop other runs"
+    "smaller max_length, optim='adamw_8bit', a smaller or quantised model, "
+    'stop other runs, or give run_fit device_memory="80%"'
 )
 
 

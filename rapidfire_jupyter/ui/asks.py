@@ -77,7 +77,15 @@ def _schedule(actions: Actions, args: Args) -> Reply:
 
 
 def _config(actions: Actions, args: Args) -> Reply:
-    return Reply({"values": dict(_run(actions, args).config)})
+    run = _run(actions, args)
+    how = "measured" if run.memory.get("measured") else "estimated"
+    memory = {
+        f"memory.{kind}": f"{run.memory[kind] / 2**20:,.1f} MiB"
+        + (f" ({how})" if kind == "activations" else "")
+        for kind in ("base", "weights", "gradients", "optimizer", "activations")
+        if kind in run.memory
+    }
+    return Reply({"values": {**run.config, **memory}})
 
 
 def _log(actions: Actions, args: Args) -> Reply:
