@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo lab test test-fast lint bench clean labextension test-js chromium
+.PHONY: help venv install demo lab test test-fast lint bench clean labextension test-js chromium bench-decide
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +22,7 @@ help:
 	@echo 'make test-fast  the tests that take seconds'
 	@echo 'make lint       ruff, ruff format, mypy'
 	@echo 'make bench      the benchmarks'
+	@echo 'make bench-decide  what finding the best of 48 configurations takes (BENCH_ARGS="--seeds 2")'
 	@echo 'make test-js    the tests of the labextension (needs node 20)'
 	@echo 'make labextension  build it after a change, into labextension/built (needs node 20)'
 	@echo 'make chromium   install the browser that the browser tests use (Debian, as root)'
@@ -98,6 +100,9 @@ test-js: $(LAB_EXTENSION)
 chromium:
 	command -v chromium || \
 		(apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
+
+bench-decide: install
+	$(BIN)/python tests/benchmarks/bench_decide.py $(BENCH_ARGS)
 
 bench: install
 	set -e; for script in tests/benchmarks/bench_*.py; do $(BIN)/python "$$script"; done

@@ -1,10 +1,11 @@
 """Guarded successive halving: at chunk barriers the weaker runs stop, and no rank decides alone.
 
-At each rung (1/8, 1/4, 1/2 of the schedule) runs are compared on the same rows at the same fraction
-of their schedules, as in synchronous successive halving (Jamieson & Talwalkar, AISTATS 2016). What
-that gets wrong for fine-tuning, the guards catch: a run in its own warm-up is not judged; the first
-cut of a run spares the best of each band of learning rates, since high rates look good early; what
-cannot be told from the last one kept, or was not behind it a chunk before, is kept too.
+At each rung (1/8, 1/4, 1/2, 3/4 of the schedule) runs are compared on the same rows at the same
+fraction of their schedules, as in synchronous successive halving (Jamieson & Talwalkar,
+AISTATS 2016). What that gets wrong for fine-tuning, the guards catch: a run in its own warm-up is
+not judged; the first cut of a run spares the best of each band of learning rates, since high rates
+look good early; what cannot be told from the last one kept, or was not behind it a chunk before, is
+kept too.
 """
 
 import math
@@ -30,6 +31,7 @@ from rapidfire_jupyter.decisions import Decision, Seen, decided, note, stop
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.state import ACTIVE, Run
 
+LAST_RUNG = 0.75  # of the schedule; after the doublings, when little changes any more
 _CLOSE = 1e-9
 _NEWEST = 20  # rows, among which there is a loss
 
@@ -47,8 +49,8 @@ class Halving:
         noise: Relative difference that is a tie at the end: what the same config gives with another
             seed. At a rung it is divided by the root of the fraction: earlier, more may still flip.
         certainty: Standard errors of a paired difference that are a tie.
-        most_kept: Ties and spared runs may raise what is kept to this multiple, at most; the best
-            of a band of learning rates comes on top.
+        most_kept: Ties and spared runs may raise what is kept to this multiple, rounded up, except
+            at a first cut that keeps half; the best of a band of learning rates comes on top.
         band: Learning rates within this factor of each other are one band.
         settle: Share of the schedule that a run trains after its warm-up before it is judged, if
             its warm-up is longer than others'.
@@ -62,7 +64,7 @@ class Halving:
     mode: Mode | None = None
     noise: float = NOISE
     certainty: float = 1.64
-    most_kept: float = 1.25
+    most_kept: float = 1.1
     band: float = 2.0
     settle: float = 0.03
     least: int = 1
@@ -94,7 +96,8 @@ def rungs(policy: Halving, width: float = 0.125) -> dict[float, bool]:
     count = round(1 / width)
     start = math.ceil(policy.first / width - _CLOSE)
     ends = range(start, count)
-    return {k / count: k % start == 0 and _is_power(k // start) for k in ends}
+    late = math.ceil(LAST_RUNG * count - _CLOSE)
+    return {k / count: k == late or (k % start == 0 and _is_power(k // start)) for k in ends}
 
 
 def _is_power(count: int) -> bool:
@@ -171,6 +174,7 @@ class _Ranking:
     due: frozenset[int]  # runs that may be stopped here
     fresh: frozenset[int]  # those of them that were never judged before
     quota: int
+    room: int  # how many of those behind may be spared as ties
 
     @property
     def behind(self) -> tuple[Run, ...]:
@@ -199,6 +203,9 @@ def _rank(
         for i in (r.id for r in order)
     ]
     quota = max(policy.least, math.ceil(sum(shares) - _CLOSE))
+    # What is in the middle at a first cut that keeps half is far from the best: no need for ties.
+    tight = [s for s, run in zip(shares, order, strict=True) if s < 0.5 or run.id not in fresh]
+    room = math.ceil(sum(tight) * (policy.most_kept - 1) - _CLOSE)
     return _Ranking(
         rung,
         tuple(together),
@@ -209,6 +216,7 @@ def _rank(
         frozenset(due),
         frozenset(fresh & due),
         quota,
+        room,
     )
 
 
@@ -249,9 +257,8 @@ def _judged_before(policy: Halving, seen: Seen, run: Run, rung: float) -> bool:
 
 def _spared(policy: Halving, seen: Seen, ranking: _Ranking) -> set[int]:
     """Runs that cannot be told from the last one kept, or were not behind it a chunk before."""
-    most = math.ceil(ranking.quota * policy.most_kept - _CLOSE) - ranking.quota
     found: set[int] = set()
-    for run in ranking.behind[:most]:
+    for run in ranking.behind[: ranking.room]:
         now = contrast(
             run,
             ranking.bar,

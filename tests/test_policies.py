@@ -114,7 +114,12 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(make, message):
 
 
 def test_rungs_double_and_are_at_chunk_ends():
-    assert [at for at, doubled in rungs(Halving(), 1 / 8).items() if doubled] == [0.125, 0.25, 0.5]
+    assert [at for at, doubled in rungs(Halving(), 1 / 8).items() if doubled] == [
+        0.125,
+        0.25,
+        0.5,
+        0.75,
+    ]
     assert list(rungs(Halving(), 1 / 8)) == [k / 8 for k in range(1, 8)]
     assert [at for at, doubled in rungs(Halving(), 1 / 10).items() if doubled] == [0.2, 0.4, 0.8]
     assert list(rungs(Halving(), 1.0)) == []
