@@ -1,0 +1,83 @@
+"""What a frozen reference says is computed once for runs that meet the same batches."""
+
+import pytest
+import tiny
+from oracle import assert_same, plain, sliced
+
+from rapidfire_jupyter import List, RFDPOConfig, RFKTOConfig, RFLoraConfig, RFModelConfig
+
+ARGS = {"per_device_train_batch_size": 4, "logging_steps": 1}
+
+
+def lora(**given):
+    return RFLoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **given})
+
+
+def dpo(peft_config, **given):
+    args = RFDPOConfig(**ARGS, **given)
+    return RFModelConfig("tiny", peft_config=peft_config, training_args=args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["DPO", "KTO", "all weights"])
+def test_runs_on_one_base_share_what_the_reference_says_bit_for_bit(experiment, tmp_path, kind):
+    config, rows = {
+        "DPO": (dpo(lora(lora_dropout=0.1), learning_rate=List([1e-2, 1e-3])), tiny.dpo_rows(12)),
+        "KTO": (
+            RFModelConfig(
+                "tiny",
+                peft_config=lora(r=List([2, 4])),
+                training_args=RFKTOConfig(**ARGS, learning_rate=1e-2),
+            ),
+            tiny.kto_rows(12),
+        ),
+        "all weights": (dpo(None, learning_rate=List([1e-3, 1e-4])), tiny.dpo_rows(12)),
+    }[kind]
+    exp = experiment()
+
+    exp.run_fit(config, tiny.create_model, rows, num_chunks=2, block=True)
+
+    assert exp._fit.executor.references.reused >= 9  # of the second run: 9 steps, of KTO twice
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+@pytest.mark.slow
+def test_what_depends_on_a_run_is_not_shared(experiment, tmp_path):
+    exp = experiment()
+
+    exp.run_fit(
+        [
+            dpo(lora(init_lora_weights="pissa"), learning_rate=1e-2),
+            dpo(lora(init_lora_weights="pissa", r=8), learning_rate=1e-2),
+            dpo(lora(), learning_rate=1e-2, bf16=True),
+            dpo(lora(), learning_rate=1e-2, bf16=False),
+        ],
+        tiny.create_model,
+        tiny.dpo_rows(12),
+        num_chunks=2,
+        block=True,
+    )
+
+    assert exp._fit.executor.references.reused <= 1  # rehearsals have no mixed precision yet
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+@pytest.mark.slow
+def test_a_dropout_in_the_reference_stays_each_runs_own(experiment, tmp_path):
+    exp = experiment()
+    config = dpo(lora(), learning_rate=List([1e-2, 1e-3]))
+
+    exp.run_fit(
+        config.copy(model_kwargs={"dropout": 0.2}),
+        tiny.create_model,
+        tiny.dpo_rows(12),
+        num_chunks=2,
+        block=True,
+    )
+
+    for run in exp.runs:
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
