@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rapidfire_jupyter import folders, state
+from rapidfire_jupyter import folders, sharing, state
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
 from rapidfire_jupyter.state import ACTIVE, Run
@@ -128,6 +128,36 @@ class RunView:
         if source is None:
             raise OpError(f"run {self.id} has no checkpoint yet; wait for its first chunk")
         return models.with_weights(*self._fresh_base(), source)
+
+    def save(self, folder: "str | Path", merged: bool = False) -> Path:
+        """Save its model, tokenizer and model card to a new folder.
+
+        Args:
+            merged: Put the adapter into the base's weights: the folder is then a whole model, which
+                `RFModelConfig(folder)` takes as the base of new runs.
+
+        Raises:
+            OpError: The folder is not empty, there are no weights yet, or they cannot be merged.
+        """
+        model, tokenizer = self.load_model()
+        return sharing.save(model, tokenizer, self.card(), Path(folder), merged)
+
+    def push_to_hub(
+        self, repo_id: str, merged: bool = False, private: bool = True, token: str | None = None
+    ) -> str:
+        """Upload what `save` saves to the Hugging Face hub; gives the address.
+
+        Args:
+            token: None takes the one of `hf auth login`.
+        """
+        model, tokenizer = self.load_model()
+        return sharing.push(model, tokenizer, self.card(), repo_id, merged, private, token)
+
+    def card(self) -> str:
+        """Its model card: configuration, data, metrics, lineage and versions, as Markdown."""
+        facts = json.loads((self._experiment.folder / "experiment.json").read_text("utf-8"))
+        known = self._experiment.state.runs
+        return sharing.card(self.facts, known, list(self._experiment.events), facts)
 
     def _fresh_base(self) -> tuple[Any, Any]:
         from rapidfire_jupyter.training import models

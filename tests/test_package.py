@@ -32,7 +32,7 @@ LAYERS = {
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks observing",
     "view": "ui",
-    "user": "experiment showing findings analyses front_ends runs fitting",
+    "user": "experiment showing sharing findings analyses front_ends runs fitting",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {
