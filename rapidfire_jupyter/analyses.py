@@ -130,7 +130,7 @@ def _where_all_are(exp: "Experiment") -> At:
     runs = [r for r in exp.state.runs.values() if r.status != "deleted" and not r.warm]
     if all(r.status in ("completed", "failed") for r in runs):
         return "end"
-    return same_fraction([r for r in runs if r.chunk])
+    return same_fraction([r for r in runs if r.chunk and r.status != "failed"])
 
 
 def _partial(runs: tuple[int, ...]) -> list[str]:

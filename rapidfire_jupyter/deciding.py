@@ -18,6 +18,7 @@ from rapidfire_jupyter import (
     monitors,
     operations,
     policies,
+    repeats,
     suggestions,
     webhooks,
 )
@@ -31,6 +32,7 @@ from rapidfire_jupyter.ops import Op, OpHandle, Verdict
 
 logger = logging.getLogger(__name__)
 
+DISK_SECONDS = 60.0  # the disk is looked at this often
 MOST_ROUNDS = 20  # of decisions that follow from each other, in one go
 _NEWS = frozenset({"run_completed", "run_failed", "op", "fit_started", "attached"})
 
@@ -58,6 +60,8 @@ def look(fit: Fit) -> None:
 def watch(fit: Fit) -> None:
     """Let monitors look at what is new."""
     known = fit.ledger
+    if time.monotonic() >= fit.disk_seen_at + DISK_SECONDS:
+        fit.measure_disk()
     events = fit.log.since(known.next_seq)
     known.read(events)
     fit.news = fit.news or any(_is_news(fit, event) for event in events)
@@ -122,7 +126,9 @@ def _decide(fit: Fit) -> list[Decision]:
         memory = known.rehearsed
         state = policies.after(state, rehearsed(fit.log.events))
     seed = int((state.fit or {}).get("seed", 0))
-    found = policies.decide_all(overseen.policies, state, known.rows, memory, known.measures, seed)
+    noise, _ = repeats.noise_floor(fit.state, known.rows)
+    asked = repeats.calibrated(overseen.policies, noise)
+    found = policies.decide_all(asked, state, known.rows, memory, known.measures, seed)
     found = [one for one in found if not _is_old(one, memory)]
     if found:
         fit.emit("decisions", sync=True, **decisions.to_data(found, overseen.dry_run))

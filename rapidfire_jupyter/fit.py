@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rapidfire_jupyter import state as states
-from rapidfire_jupyter import thinning
+from rapidfire_jupyter import storage, thinning
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
@@ -25,6 +25,11 @@ from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import checkpoints, messages, models, relief, trainers
+
+# The disk is told of only if it may come to matter: less than this is free, or so many times what
+# checkpoints may still take.
+_AMPLE_BYTES = 2 * 2**30
+_AMPLE = 10
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Fit:
         oversight: Its policies and monitors; a later `run_fit` may give others.
         ledger: What they know.
         search: Suggests further runs when some have ended; None if all were there at the start.
+        disk_seen_at: When the disk was last looked at, in monotonic seconds.
         undecided: They have not looked at all that happened yet.
         news: Something happened that policies decide on.
     """
@@ -75,6 +81,7 @@ class Fit:
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
     disk_bytes: dict[int, int] = field(default_factory=dict)
+    disk_seen_at: float = 0.0
     oversight: Oversight = field(default_factory=Oversight)
     ledger: Ledger = field(default_factory=Ledger)
     search: RFOptuna | None = None
@@ -170,6 +177,16 @@ class Fit:
             "host memory or on disk"
         )
         self.emit("alert", text=text)
+
+    def measure_disk(self) -> None:
+        """Tell what is free and what checkpoints may still take, where that may come to matter."""
+        self.disk_seen_at = time.monotonic()
+        free, needed = shutil.disk_usage(self.folder).free, 0
+        for run, total in self.disk_bytes.items():
+            if self.state.runs[run].status in states.ACTIVE:
+                needed += max(0, total - storage.size_bytes(self.executor.run_dir(run)))
+        if free < max(_AMPLE_BYTES, _AMPLE * needed):
+            self.emit("disk", free_bytes=free, needed_bytes=needed)
 
     def record(self, op: Op, judged: Verdict, step: int | None, **effect: Any) -> None:
         """Append the one event of an op, with its effect on the state. Any: JSON values."""

@@ -4,6 +4,7 @@ Each operation announces itself to `watcher` before and after it happens. Nothin
 sets it; the crash tests do, to kill the process at each point and to know what was not yet fsynced.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -73,6 +74,15 @@ def write_text(path: Path, text: str) -> None:
     watcher("write:after", temporary)
     sync_path(temporary)
     rename(temporary, path)
+
+
+def size_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder; what vanishes meanwhile does not count."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from rapidfire_jupyter.decisions import of_event
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.policies import decide_all
+from rapidfire_jupyter.repeats import calibrated, noise_floor
 from rapidfire_jupyter.state import State, apply
 
 _context = multiprocessing.get_context("forkserver")
@@ -250,6 +252,31 @@ def test_who_is_told_of_alerts_may_fail_without_harm(experiment):
     notes = [e.data["text"] for e in exp.events if e.kind == "note"]
     assert "ValueError: no" in notes[0] and "127.0.0.1" in notes[1]
     assert exp.run(1).status == "completed"
+
+
+def test_a_disk_that_gets_full_is_told_once_and_slices_tell_what_evaluation_took(
+    experiment, monkeypatch
+):
+    whole = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: whole._replace(free=2**26))
+    exp = cells(experiment(), pair(99, num_train_epochs=1), rows=24)
+
+    told = [e.data for e in exp.events if e.kind == "alert"]
+    assert [(t["kind"], t["level"]) for t in told] == [("disk", "error")]
+    assert told[0]["remedies"][0][:2] == ["pause all runs", "pause_all"]
+    slices = [e.data for e in exp.events if e.kind == "slice_ended"]
+    assert all(0 < s["eval_seconds"] < s["seconds"] for s in slices)
+
+
+@pytest.mark.slow
+def test_repeated_runs_say_what_a_tie_is_to_policies(experiment):
+    exp = cells(experiment(), grid([1e-2, 3e-2]))
+    exp.repeatability(2, k=3).wait(120)
+
+    floor, runs = noise_floor(exp.state, Ledger().read(exp.events).rows)
+    asked = calibrated([Halving(), Threshold()], floor)
+
+    assert runs == 3 and asked == (Halving(noise=floor), Threshold())
 
 
 # ---- crashes ----

@@ -151,7 +151,7 @@ function createEffects(/** @type {View} */ view) {
       body.replaceChildren(...planEffects(data.effects).map(forestRow));
       table.hidden = !data.effects.length;
       const where = `${data.metric}, ${plural(data.used.length, "run")} at ${showShare(data.at)} of the schedule`;
-      setText(note, [where, ...data.notes].join(". "));
+      setText(note, [where, ...data.notes].join("; "));
     } catch (error) {
       table.hidden = true;
       setText(note, /** @type {Error} */ (error).message);
