@@ -332,14 +332,15 @@ def plain(setting, config, rows, held):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache/bench-decide")
+    there = (str(at / CSV) for at in (ROOT, ROOT.parent) if (at / CSV).exists())
+    parser.add_argument("--csv", default=next(there, None), help="questions and answers")
     parser.add_argument("--seeds", type=int, default=1, help="how often each grid is trained")
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--skip-time", action="store_true", help="without the comparison to TRL")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    csv = next((str(at / CSV) for at in (ROOT, ROOT.parent) if (at / CSV).exists()), None)
-    setting = grids.Setting(options.folder, csv)
-    source = Path(csv).name if csv else "the project's demo data"
+    setting = grids.Setting(options.folder, options.csv)
+    source = Path(options.csv).name if options.csv else "the project's demo data"
     print(f"48 configurations on {source}, {options.replays} replays over {options.seeds} seed(s)")
     share = 1.0
     for grid in grids.GRIDS:

@@ -1,0 +1,73 @@
+"""What an experiment will cost: runs x steps x measured seconds, known after the first slices."""
+
+from dataclasses import dataclass
+
+from rapidfire_jupyter.measures import Measures
+from rapidfire_jupyter.state import ACTIVE, State
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Training of all runs that are not deleted, if none is stopped early.
+
+    Attributes:
+        runs: How many.
+        steps: Of all of them; runs that are not prepared yet count as the others do on average.
+        step_seconds: Mean time of a step, evaluations included.
+        left_seconds: What the active runs still need.
+    """
+
+    runs: int
+    steps: int
+    step_seconds: float
+    left_seconds: float
+
+
+def preview(state: State, measures: Measures) -> Cost | None:
+    """The cost as far as it is known; None before there is a slice with steps.
+
+    A run that has not trained yet is taken to be as fast, per step, as the others on average.
+    """
+    seconds: dict[int, float] = {}
+    steps: dict[int, int] = {}
+    for one in measures.slices:
+        if one.run in state.runs and one.steps > 0:
+            seconds[one.run] = seconds.get(one.run, 0.0) + one.seconds
+            steps[one.run] = steps.get(one.run, 0) + one.steps
+    lengths = [run.total_steps for run in state.runs.values() if run.total_steps]
+    if not steps or not lengths:
+        return None
+    usual = sum(seconds[i] / steps[i] for i in steps) / len(steps)
+    typical = sum(lengths) / len(lengths)
+    whole = left = spent = 0.0
+    runs = [run for run in state.runs.values() if run.status != "deleted"]
+    for run in runs:
+        total = run.total_steps or typical
+        pace = seconds[run.id] / steps[run.id] if run.id in steps else usual
+        whole += total
+        spent += total * pace
+        left += max(0.0, total - run.step) * pace if run.status in ACTIVE else 0.0
+    if not runs:
+        return None
+    return Cost(len(runs), round(whole), spent / whole, left)
+
+
+def in_words(cost: Cost) -> str:
+    """Such as "48 runs x 72 steps x 0.031 s = 1 min 47 s, 59 s left"."""
+    each = cost.steps / cost.runs
+    whole = duration(cost.steps * cost.step_seconds)
+    left = f", {duration(cost.left_seconds)} left" if cost.left_seconds else ""
+    return (
+        f"{cost.runs} run{'' if cost.runs == 1 else 's'} x {each:.4g} steps x "
+        f"{cost.step_seconds:.2g} s = {whole}{left}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Such as "8 s", "2 min 5 s", "3 h 20 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

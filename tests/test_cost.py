@@ -1,0 +1,59 @@
+"""What an experiment will cost, from what its first slices took."""
+
+from dataclasses import replace
+
+import pytest
+from replay import Replay, grid
+
+from rapidfire_jupyter.cost import Cost, duration, in_words, preview
+from rapidfire_jupyter.measures import Measures, Slice
+
+
+def begun(runs=4):
+    """Runs of 64 (batch 8) and 32 steps (batch 16); the first has had a slice of 8 steps."""
+    replay = Replay(grid()[:runs])
+    replay.train_chunk(1)
+    return replay
+
+
+def test_nothing_is_said_before_a_slice_was_measured():
+    assert preview(Replay(grid()[:4]).state, Measures()) is None
+
+
+def test_cost_is_runs_times_steps_times_measured_seconds():
+    replay = begun()
+
+    cost = preview(replay.state, Measures((Slice(1, 0.0, 8, 8, 4.0),)))
+
+    assert cost == Cost(4, 3 * 64 + 32, 0.5, (64 * 3 + 32 - 8) * 0.5)
+    assert in_words(cost) == "4 runs x 56 steps x 0.5 s = 1 min 52 s, 1 min 48 s left"
+
+
+def test_each_run_counts_at_its_own_pace_and_only_active_ones_are_left():
+    replay = begun(2)
+    stopped = replace(replay.state.runs[2], status="stopped")
+    state = replace(replay.state, runs={**replay.state.runs, 2: stopped})
+    slices = (Slice(1, 0.0, 8, 8, 8.0), Slice(2, 0.0, 8, 8, 16.0))
+
+    cost = preview(state, Measures(slices))
+
+    assert cost.left_seconds == 56.0
+    assert cost.steps * cost.step_seconds == pytest.approx(64 * 1.0 + 64 * 2.0)
+
+
+def test_runs_that_are_not_prepared_count_as_the_others_and_deleted_ones_not():
+    replay = begun(3)
+    runs = dict(replay.state.runs)
+    runs[2] = replace(runs[2], total_steps=None)
+    runs[3] = replace(runs[3], status="deleted")
+
+    cost = preview(replace(replay.state, runs=runs), Measures((Slice(1, 0.0, 8, 8, 8.0),)))
+
+    assert (cost.runs, cost.steps) == (2, 128)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(8.4, "8 s"), (125, "2 min 5 s"), (12_000, "3 h 20 min")]
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
