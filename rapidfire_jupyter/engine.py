@@ -11,12 +11,14 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from rapidfire_jupyter import deciding, folders, observing, operations, scheduler
 from rapidfire_jupyter import state as states
+from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
 from rapidfire_jupyter.oversight import Oversight
@@ -35,6 +37,8 @@ class _Message:
     fit: Fit | None
     op: Op | None = None
     reply: Any = None  # OpHandle for ops, else a Future
+    runs: tuple[int, ...] = ()
+    ask: messages.Ask | None = None
 
 
 class Engine:
@@ -52,6 +56,7 @@ class Engine:
         self._held = threading.Event()
         self._exiting = False
         self._exit: Future[None] | None = None
+        self._asks: list[_Message] = []  # answered between two slices
         self._deferred: list[_Message] = []  # asked by a cell that training is held for
         self._tidied: float | None = None  # when memory was given back; None: nothing to give
         self._thread = threading.Thread(target=self._work, name="rapidfire-engine", daemon=True)
@@ -73,6 +78,14 @@ class Engine:
         handle = OpHandle(op)
         self._send(_Message("op", fit, op, handle))
         return handle
+
+    def ask(
+        self, fit: Fit, runs: Sequence[int], ask: messages.Ask
+    ) -> "Future[dict[int, tuple[str, ...]]]":
+        """Let runs answer a person between two slices; the one that trains ends its slice early."""
+        answers: Future[dict[int, tuple[str, ...]]] = Future()
+        self._send(_Message("ask", fit, None, answers, tuple(runs), ask))
+        return answers
 
     def end(self, fit: Fit, timeout: float | None = None) -> None:
         """Checkpoint, close and forget an experiment; waits until that is done."""
@@ -130,6 +143,7 @@ class Engine:
             self._empty_trash()
             holding = self._hold.is_set()
             if not holding:
+                self._answer()
                 self._decide()
             turn = None if holding else self._next_turn()
             if turn is None:
@@ -140,6 +154,27 @@ class Engine:
                 self._take_turn(fit, run)
             except Exception as error:  # the disk or a fault of ours; this thread serves others too
                 self._halt(fit, error)
+
+    def _answer(self) -> None:
+        """Let runs answer what was asked of them; others may act in between."""
+        while self._asks and not self._exiting:
+            message = self._asks.pop(0)
+            fit, ask = message.fit, message.ask
+            assert fit is not None and ask is not None
+            try:
+                if fit not in self._fits or fit.halted:
+                    raise OpError("the experiment is not training here; run its run_fit cell first")
+                told = {}
+                for run in message.runs:
+                    with self._turn_lock:
+                        self._turn = fit, run
+                    told[run] = observing.reply(fit, run, ask, self._between)
+                message.reply.set_result(told)
+            except Exception as error:
+                message.reply.set_exception(error)
+            finally:
+                with self._turn_lock:
+                    self._turn = None
 
     def _decide(self) -> None:
         for fit in list(self._fits):
@@ -195,6 +230,9 @@ class Engine:
             if message.action == "op":
                 assert message.fit is not None and message.op is not None
                 self._do(message.fit, message.op, message.reply)
+                return
+            if message.action == "ask":
+                self._asks.append(message)
                 return
             if message.action == "fit" and message.fit is not None:
                 self._fits.append(message.fit)
@@ -356,7 +394,7 @@ class Engine:
             if not fit.executor.is_open(run):
                 return None
             over = pace.slice_seconds is not None and now >= started + pace.slice_seconds
-            if report.step >= until or over:
+            if report.step >= until or over or self._asks:
                 return report
 
     def _between(self, fit: Fit, run: int) -> bool:

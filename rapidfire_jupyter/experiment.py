@@ -9,7 +9,7 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -497,6 +497,20 @@ class Experiment:
             OpError: There are none of this chunk.
         """
         return findings.answers(self, chunk, score)
+
+    def sample(
+        self, run_ids: int | Sequence[int], prompts: Any, max_new_tokens: int = 128
+    ) -> "pd.DataFrame":
+        """Let runs answer prompts now, between two slices; a row per prompt, a column per run.
+
+        Runs that train answer as they are; others with their finished or newest saved weights.
+        Any: a prompt or a list of them, each a text or a list of messages. A text is put in the
+        form that the run's own prompts have.
+
+        Raises:
+            OpError: A run cannot answer, or the experiment is not training here.
+        """
+        return findings.asked(self, run_ids, prompts, max_new_tokens)
 
     def decisions(self) -> "pd.DataFrame":
         """What policies decided, in order: the op they asked for and why, and dry runs as such."""

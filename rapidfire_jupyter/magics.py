@@ -139,6 +139,10 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
         return exp.decisions() if verb == "decisions" else exp.alerts()
     if verb == "wait":
         return _wait(exp, *words)
+    if verb == "samples":
+        return exp.samples(_chunk(words[0])) if words else exp.samples()
+    if verb == "sample":
+        return exp.sample(_ids(exp, verb, words[:-1]), unquoted(words[-1]))
     if verb == "panel":
         return exp.panel()
     if verb == "export":
@@ -175,6 +179,12 @@ def _ids(exp: Experiment, verb: str, words: Iterable[str]) -> list[int]:
             runs = ", ".join(map(str, exp.state.runs)) or "none yet"
             raise UsageError(f"there is no run {word}; runs: {runs}; usage: {usage(verb)}")
     return list(dict.fromkeys(map(int, words)))
+
+
+def _chunk(word: str) -> int:
+    if not word.removeprefix("-").isdecimal():
+        raise UsageError(f"CHUNK is a whole number, got {word!r}; usage: {usage('samples')}")
+    return int(word)
 
 
 def _number(what: str, word: str, verb: str) -> float:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rapidfire_jupyter import samples, thinning
+from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
-from rapidfire_jupyter.training import messages
+from rapidfire_jupyter.state import ACTIVE
+from rapidfire_jupyter.training import checkpoints, messages
 
 PROBED_TOKENS = 4
 Between = Callable[[Fit, int], bool]  # answers the inbox; False if the run is not to go on
@@ -115,6 +117,35 @@ def _judge(
     seconds += time.monotonic() - started
     fit.log_row(run, {**report.metrics, "step": step}, "generation", seconds=seconds)
     fit.answered[run] = step
+
+
+def reply(fit: Fit, run: int, asked: messages.Ask, between: Between) -> tuple[str, ...]:
+    """What a run answers to a person: as it is now, or as it was saved last.
+
+    Raises:
+        OpError: There is no such run, it has no weights, or it cannot answer.
+    """
+    known = fit.state.runs.get(run)
+    if known is None or known.status == "deleted" or run not in fit.configs:
+        raise OpError(f"there is no run {run} that could answer")
+    if known.status in ACTIVE and not fit.executor.is_open(run):
+        fit.open_run(run)
+        fit.prepared.add(run)
+    if fit.executor.is_open(run):
+        if run not in fit.begun:
+            fit.executor.command(run, messages.Advance(fit.state.runs[run].step))
+            fit.begun.add(run)
+        report = _watched(fit, run, asked, between)
+        if isinstance(report, messages.Decoded) and report.answers is not None:
+            return report.texts
+        if isinstance(report, messages.Decoded):
+            raise OpError(f"run {run} cannot answer: {report.error}")
+        raise OpError(f"run {run} was ended meanwhile; ask it again")
+    fit.executor.flush()
+    source = checkpoints.newest_weights(fit.executor.run_dir(run))
+    if source is None:
+        raise OpError(f"run {run} has no weights yet; wait for its first chunk")
+    return fit.executor.answer_closed(run, fit.configs[run], source, asked)
 
 
 def _watched(

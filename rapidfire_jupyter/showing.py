@@ -78,7 +78,10 @@ def actions(exp: "Experiment") -> Actions:
         adapter=lambda run: _adapter(exp, run),
         several=lambda: _several(),
         answered=lambda: _answered(exp),
-        more={"analysis": lambda args: _analysis(exp, args)},
+        more={
+            "analysis": lambda args: _analysis(exp, args),
+            "sample": lambda args: _sample(exp, args),
+        },
     )
 
 
@@ -142,6 +145,17 @@ def _adapter(exp: "Experiment", run: int) -> Path | None:
     view = exp.run(run)
     finished = view.folder / checkpoints.FINAL
     return finished if not checkpoints.fault(finished) else view.checkpoint
+
+
+def _sample(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
+    """Let runs answer what was typed in a view. Any: untrusted."""
+    from rapidfire_jupyter import findings
+
+    runs, prompts = args.get("runs"), args.get("prompts")
+    if not isinstance(runs, list) or not isinstance(prompts, list):
+        raise OpError("runs and prompts are lists")
+    told = findings.ask(exp, runs, prompts, 128).result()
+    return Reply({"predictions": {str(run): list(texts) for run, texts in told.items()}})
 
 
 def _answered(exp: "Experiment") -> bool:

@@ -69,11 +69,13 @@ VERBS: dict[str, Verb] = {
     "compare": Verb("two runs side by side", "ID ID", 2, 2),
     "decisions": Verb("what policies decided, and why"),
     "alerts": Verb("what monitors found, with remedies"),
+    "samples": Verb("what each run answered after a chunk, beside the references", "[CHUNK]", 0, 1),
+    "sample": Verb("let runs answer a prompt now", 'ID [ID ...] "PROMPT"', 2, None),
     "run": Verb("train the configs that a YAML body describes; see help run", options={}),
     "doctor": Verb("check versions, device, disk and experiments", options={}),
     "help": Verb("this list, or one verb", "[VERB]", 0, 1, options={}),
 }
-TAKE_IDS = ("stop", "resume", "boost", "clone", "delete", "undelete", "compare")
+TAKE_IDS = ("stop", "resume", "boost", "clone", "delete", "undelete", "compare", "sample")
 
 
 @dataclass(frozen=True)

@@ -286,3 +286,62 @@ def test_what_costs_too_much_is_thinned_at_the_same_chunks_for_all_runs(experime
     assert len(told) == 1 and "answers at the last chunk end only" in told[0]
     assert losses[0] == losses[1] == losses[2] and losses[0][-2:] == [1, 4]
     assert answers[0] == answers[1] == answers[2] and answers[0][-1:] == [4]
+
+
+def test_runs_answer_a_person_while_they_train_and_when_they_have_finished(experiment):
+    exp, plain = experiment(), experiment("plain")
+    given = {"num_chunks": 2, "generate_rows": 0}
+    grid = config(learning_rate=List([1e-2, 1e-3]), num_train_epochs=4)
+    plain.run_fit(grid, tiny.create_model, tiny.sft_rows(16), block=True, **given)
+    exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), **given)
+
+    during = exp.sample([1, 2], ["how do i cancel", tiny.sft_rows(1)[0]["prompt"]], 5)
+    exp.wait()
+    after = exp.sample(2, "how do i cancel", max_new_tokens=6)
+
+    assert list(during.columns) == ["prompt", "run 1", "run 2"] and len(during) == 2
+    for run in (1, 2):
+        assert_same(sliced(exp.run(run)), sliced(plain.run(run)), "asked while it trained")
+        assert exp.run(run).exact
+    model, tokenizer = exp.run(2).load_model()
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "how do i cancel"}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    made = model.eval().generate(input_ids=ids, max_new_tokens=6, do_sample=False)
+    answer = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True).strip()
+    assert after["run 2"].tolist() == [answer]
+
+
+def test_what_cannot_be_asked_is_refused(experiment):
+    exp = experiment()
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(8), num_chunks=1, block=True)
+
+    for runs, prompts, text in (
+        (7, "a", "there is no run 7; runs: 1"),
+        (1, "", "1 to 256 prompts|a prompt is"),
+        (1, [3], "a prompt is a text or a list of messages, got 3"),
+    ):
+        with pytest.raises(OpError, match=text):
+            exp.sample(runs, prompts)
+    exp.end()
+    with pytest.raises(OpError, match="not training here"):
+        exp.sample(1, "a")
+
+
+def test_magics_show_samples_and_let_runs_answer(experiment):
+    from IPython.core.error import UsageError
+
+    from rapidfire_jupyter.magics import run_magic
+
+    exp = experiment()
+    given = {"num_chunks": 1, "generate_rows": 2, "max_new_tokens": 3}
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(8), EVAL, block=True, **given)
+    names = {"exp": exp}
+
+    assert run_magic("samples --exp exp", None, names).equals(exp.samples())
+    assert run_magic("samples 1 --exp exp", None, names).equals(exp.samples(1))
+    told = run_magic('sample 1 "how do i cancel" --exp exp', None, names)
+    assert told["prompt"].tolist() == ["how do i cancel"] and "run 1" in told
+    with pytest.raises(UsageError, match="CHUNK is a whole number"):
+        run_magic("samples x --exp exp", None, names)

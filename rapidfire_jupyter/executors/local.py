@@ -20,6 +20,7 @@ from rapidfire_jupyter.training import (
     models,
     prepared,
     residency,
+    saved,
     session,
     trainers,
 )
@@ -203,6 +204,21 @@ class LocalExecutor:
         loaded = None if base is None else base.tokenizer
         tokenizer = loaded or self.create_model(models.ModelConfig(config))[1]
         return prepared.sets(config, (self.data.train, self.data.eval), self._prepared, tokenizer)
+
+    def answer_closed(
+        self, run: int, config: RunConfig, source: Path, asked: messages.Ask
+    ) -> tuple[str, ...]:
+        """What a run's saved weights answer, on a skeleton of its base, in a thread of its own.
+
+        Raises:
+            RapidFireError: They cannot be loaded, or do not answer.
+        """
+        with (self.run_dir(run) / "train.log").open("a", encoding="utf-8") as log:
+            return saved.answers(
+                saved.Saved(config, source, self.data, self._prepared, lambda: self._base(config)),
+                asked,
+                log,
+            )
 
     def clear_staging(self, run: int) -> None:
         """Remove what an earlier kernel left half-written."""

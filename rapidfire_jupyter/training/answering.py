@@ -14,6 +14,7 @@ from rapidfire_jupyter.training import generation, prepared, scores, trainers, w
 from rapidfire_jupyter.training.metrics import Warn, judges_texts, safe_compute_metrics
 
 Tokens = tuple[int, ...]
+INSTRUCTION, RESPONSE = "### Instruction:\n", "\n\n### Response:\n"  # as data.mapping has them
 MOST_SHOWN = 4_000  # characters of a prompt that are kept with its answer
 
 
@@ -28,12 +29,16 @@ class Sheet:
 
 
 def sheet(
-    trainer: Any, config: RunConfig, data: trainers.FitData, kept: prepared.PreparedData
+    model: Any,
+    processor: Any,
+    config: RunConfig,
+    data: trainers.FitData,
+    kept: prepared.PreparedData,
 ) -> Sheet:
     """The questions of a run's eval set; none if it has none, or its model writes no text."""
-    tokenizer = _tokenizer(trainer)
+    tokenizer = getattr(processor, "tokenizer", processor)  # a processor has one
     asked: list[Question] = []
-    if data.eval is not None and data.generate_rows and trainer.model.can_generate():
+    if data.eval is not None and data.generate_rows and model.can_generate():
         rows = prepared.asked_set(config, data.eval, kept, tokenizer)
         asked = questions(pick(rows, data.generate_rows))
         scores.load()
@@ -43,6 +48,34 @@ def sheet(
         tuple(generation.references(tokenizer, one) for one in asked),
         tokenizer,
     )
+
+
+def asked_by_a_person(
+    known: Sheet, prompts: Sequence[str | tuple[Mapping[str, Any], ...]]
+) -> tuple[Tokens, ...]:
+    """Token ids of a person's prompts, in the form that the run's own prompts have.
+
+    A text becomes a user's message where those are messages, and an instruction where those are
+    headed as one.
+    """
+    first = known.questions[0].prompt if known.questions else ""
+    chat = not isinstance(first, str)
+    if not known.questions:
+        chat = bool(getattr(known.tokenizer, "chat_template", None))
+
+    def formed(prompt: str | tuple[Mapping[str, Any], ...]) -> Question:
+        if isinstance(prompt, str) and chat:
+            return Question(0, ({"role": "user", "content": prompt},))
+        if isinstance(prompt, str) and str(first).startswith(INSTRUCTION):
+            return Question(0, f"{INSTRUCTION}{prompt}{RESPONSE}")
+        return Question(0, prompt)
+
+    return tuple(tuple(generation.prompt_ids(known.tokenizer, formed(one))) for one in prompts)
+
+
+def as_texts(tokenizer: Any, answers: Sequence[Tokens]) -> list[str]:
+    """Answers as texts, without special tokens and blanks around."""
+    return [tokenizer.decode(list(ids), skip_special_tokens=True).strip() for ids in answers]
 
 
 def answer(

@@ -250,6 +250,15 @@ def prune(run_dir: Path, keep: int, pinned: set[int]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def newest_weights(run_dir: Path) -> Path | None:
+    """A run's finished weights, else those of its newest good checkpoint; None without any."""
+    finished = run_dir / FINAL
+    if not fault(finished):
+        return finished
+    newest, _ = newest_good(run_dir)
+    return newest.path if newest else None
+
+
 def set_aside(run_dir: Path, after: int) -> None:
     """Rename the checkpoints past a step, which recovery passed over: nothing counts them then."""
     for step, folder in listed(run_dir):

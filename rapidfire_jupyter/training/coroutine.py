@@ -41,6 +41,7 @@ from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_st
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
     Advance,
+    Ask,
     Close,
     Closed,
     Command,
@@ -195,6 +196,8 @@ class Coroutine:
                     report = Lent(self._asked().prompts, rows, self._step())
                 case Decode():
                     report = self._decode(command)
+                case Ask():
+                    report = self._ask(command)
                 case Score():
                     report = self._score(command)
                 case Continue():
@@ -311,7 +314,13 @@ class Coroutine:
         if self._sheet is None:
             task = self._task
             assert task is not None
-            self._sheet = answering.sheet(self._trainer, task.config, task.data, task.prepared)
+            self._sheet = answering.sheet(
+                self._trainer.model,
+                self._trainer.processing_class,
+                task.config,
+                task.data,
+                task.prepared,
+            )
         return self._sheet
 
     def _decode(self, command: Decode) -> Report:
@@ -327,6 +336,17 @@ class Coroutine:
         finally:
             self._watching_evaluation = False
         return Decoded(answers, self._step())
+
+    def _ask(self, command: Ask) -> Report:
+        try:
+            ids = answering.asked_by_a_person(self._asked(), command.prompts)
+        except Exception as error:  # a chat template that refuses them, for example
+            return Decoded(None, self._step(), error=_failure(error).error)
+        report = self._decode(Decode(ids, command.max_new_tokens))
+        if not isinstance(report, Decoded) or report.answers is None:
+            return report
+        texts = answering.as_texts(self._asked().tokenizer, report.answers)
+        return replace(report, texts=tuple(texts))
 
     def _score(self, command: Score) -> Report:
         assert self._task is not None

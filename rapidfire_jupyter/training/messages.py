@@ -1,6 +1,6 @@
 """What the engine and a run's thread say to each other: commands in, reports out, plain data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,14 @@ class Decode:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Answer prompts of a person, texts or messages, changing nothing."""
+
+    prompts: tuple[str | tuple[Mapping[str, Any], ...], ...]  # Any: JSON values of messages
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
 class Score:
     """Judge the answers to what this run is asked: their token ids."""
 
@@ -113,6 +121,7 @@ Command = (
     | Observe
     | Lend
     | Decode
+    | Ask
     | Score
     | Continue
     | AbortEvaluation
@@ -202,7 +211,7 @@ class Lent:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Answers as token ids.
+    """Answers as token ids, and as texts.
 
     Attributes:
         answers: None if there are none: it was left early, or failed.
@@ -214,6 +223,7 @@ class Decoded:
     step: int
     left: bool = False
     error: str = ""
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
