@@ -227,7 +227,7 @@ def quantile(values, share):
 
 CONTENDERS = {
     "guarded halving (default)": ours(Halving()),
-    "guarded halving, ties x1.1": ours(Halving(most_kept=1.1)),
+    "guarded halving, ties x1.25": ours(Halving(most_kept=1.25)),
     "guarded halving, no ties": ours(Halving(most_kept=1.0)),
     "guarded halving, first cut 1/3": ours(Halving(first_keep=1 / 3)),
     "guarded halving, first cut 1/4, no ties": ours(Halving(first_keep=1 / 4, most_kept=1.0)),
