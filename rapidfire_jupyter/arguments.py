@@ -96,6 +96,10 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "push_to_hub_token": ("hub_token",),
     "vllm_max_model_len": ("vllm_max_model_length",),
     "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex",),
+    "peft": ("peft_config",),
+    "lora": ("peft_config",),
+    "lora_config": ("peft_config",),
+    "adapter": ("peft_config",),
     "rank": ("r",),
     "lora_r": ("r",),
     "lora_rank": ("r",),
@@ -108,6 +112,11 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "model": ("model_name",),
     "ref_model": ("ref_model_name",),
 }
+
+_IN_BITS = (
+    'give RFModelConfig(model_kwargs={"quantization_config": BitsAndBytesConfig('
+    "load_in_4bit=True)}) and an adapter (QLoRA); this needs bitsandbytes"
+)
 
 # Names that are gone, and what does the same today.
 GONE: dict[str, str] = {
@@ -127,6 +136,12 @@ GONE: dict[str, str] = {
     "include_inputs_for_metrics": 'use include_for_metrics=["inputs"]',
     "split_batches": 'use accelerator_config={"split_batches": True}',
     "dispatch_batches": 'use accelerator_config={"dispatch_batches": True}',
+    "fp8": "training here is in float32, bf16 or fp16; use bf16=True, or a base in 4 bits",
+    "int8": _IN_BITS,
+    "load_in_8bit": _IN_BITS,
+    "load_in_4bit": _IN_BITS,
+    "gradient_compression": "gradients are not sent anywhere on one device; "
+    'optim="adamw_8bit" saves memory',
     "num_gpus": "leave it out; runs take turns on one device",
     "train_dataset": "give it to run_fit",
     "eval_dataset": "give it to run_fit",

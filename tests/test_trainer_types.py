@@ -165,3 +165,66 @@ def test_reward_functions_that_cannot_work_are_refused_in_the_cell(given, says):
 def test_reward_functions_for_a_trainer_without_rewards_are_refused():
     with pytest.raises(ConfigError, match="KTO takes no reward_funcs"):
         RFModelConfig("tiny", reward_funcs=reward).build("KTO")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"peft": "lora"}, "it is called 'peft_config' now"),
+        ({"fp8": True}, "use bf16=True"),
+        ({"load_in_4bit": True}, "BitsAndBytesConfig"),
+    ],
+)
+def test_everyday_names_are_refused_with_what_they_are_called(given, says):
+    with pytest.raises(ConfigError, match=says):
+        RFModelConfig("tiny", **given)
+
+
+def test_what_needs_a_missing_package_or_two_precisions_is_refused_in_the_cell(experiment):
+    import tiny
+
+    exp = experiment()
+    for given, says in (
+        ({"optim": "adamw_8bit"}, "pip install bitsandbytes"),
+        ({"use_liger_kernel": True}, "pip install liger-kernel"),
+        ({"bf16": True, "fp16": True}, "refuses these arguments"),
+        ({"fp16": True}, "fp16=True needs a GPU"),
+    ):
+        config = RFModelConfig("tiny", training_args=RFSFTConfig(**given))
+        with pytest.raises(ConfigError, match=says):
+            exp.run_fit(config, tiny.create_model, tiny.sft_rows(8))
+
+
+@pytest.mark.slow
+def test_target_modules_that_match_nothing_are_refused_with_those_there_are(experiment):
+    import tiny
+
+    from rapidfire_jupyter import RFLoraConfig
+    from rapidfire_jupyter.errors import OpError
+
+    exp = experiment()
+    args = RFSFTConfig(per_device_train_batch_size=4, max_steps=2)
+
+    exp.run_fit(
+        RFModelConfig(
+            "tiny",
+            peft_config=List(
+                [
+                    RFLoraConfig(r=2, target_modules=["q_proj", "query"]),
+                    RFLoraConfig(r=2, target_modules=["q_proj"]),
+                ]
+            ),
+            training_args=args,
+        ),
+        tiny.create_model,
+        tiny.sft_rows(8),
+        num_chunks=1,
+        block=True,
+    )
+    refused = exp.clone(2, {"target_modules": ["v_porj"]}, warm=False)
+
+    assert exp.run(1).status == "failed" and exp.run(2).status == "completed"
+    assert "no module of the model is called 'query'" in exp.run(1).error
+    assert "its linear layers are down_proj, gate_proj, k_proj, lm_head" in exp.run(1).error
+    with pytest.raises(OpError, match="did you mean 'v_proj'"):
+        refused.wait(30)

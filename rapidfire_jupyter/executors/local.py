@@ -184,6 +184,16 @@ class LocalExecutor:
         self.references.clear()
         self._prepared.clear()
 
+    def check_targets(self, config: RunConfig) -> None:
+        """Refuse an adapter that does not fit its base, if that is loaded. Any thread.
+
+        Raises:
+            ConfigError: It names modules that the base does not have.
+        """
+        for base in list(self._bases):
+            if models.serves(base, config, self.create_model):
+                models.check_targets(base, config.model.peft_config)
+
     def check_bases(self) -> None:
         """Check that no run has changed a shared base.
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, RapidFireError
@@ -136,6 +137,7 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
     Args:
         seed: The run's; what the base's checkpoint had no weights for is drawn from it.
     """
+    check_targets(base, peft_config)
     private = private_names(base, peft_config) | set(getattr(base.model, NEW_HEAD, ()))
     memo: dict[int, Any] = {id(p): p for n, p in base.model.named_parameters() if n not in private}
     model = copy.deepcopy(base.model, memo)
@@ -145,6 +147,33 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
                 parameter.requires_grad_(True)
     draw_head(model, seed)
     return model, copy.deepcopy(base.tokenizer)
+
+
+def check_targets(base: Base, peft_config: Any) -> None:
+    """Refuse target modules that the base does not have; PEFT would pass over them in silence.
+
+    Raises:
+        ConfigError: Names the first that matches nothing, and the linear layers there are.
+    """
+    targets = getattr(peft_config, "target_modules", None)
+    if not targets or isinstance(targets, str):
+        return  # a pattern, "all-linear", or PEFT's own choice: PEFT refuses what matches nothing
+    names = [name for name, _ in base.model.named_modules()]
+    lost = next((t for t in sorted(targets) if not _among(t, names)), None)
+    if lost is not None:
+        linear = {
+            name.rpartition(".")[2]
+            for name, module in base.model.named_modules()
+            if isinstance(module, nn.Linear) or "Linear" in type(module).__name__
+        }
+        raise ConfigError(
+            f"target_modules: no module of the model is called {lost!r}"
+            f"{closest(lost, sorted(linear))}; its linear layers are {', '.join(sorted(linear))}"
+        )
+
+
+def _among(target: str, names: list[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for name in names)
 
 
 def draw_head(model: Any, seed: int) -> None:

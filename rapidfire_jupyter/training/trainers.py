@@ -5,9 +5,10 @@ The order of rows is the chunk plan's.
 """
 
 import copy
+import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +155,7 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
     """
     values = argument_values(config, fit_seed)
     values.pop("save_total_limit", None)
+    _check_packages(values)
     _, arguments_class = trainer_classes(config)
     try:
         return arguments_class(
@@ -162,6 +164,27 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{arguments_class.__name__} refuses these arguments: {first}") from error
+
+
+def _check_packages(values: Mapping[str, Any]) -> None:
+    """Refuse what needs a package that is not installed.
+
+    Raises:
+        ConfigError: Names the argument, the package, and what does without.
+    """
+    optim = str(getattr(values.get("optim"), "value", values.get("optim") or ""))
+    bits = any(word in optim for word in ("8bit", "4bit", "paged", "bnb"))
+    wanted = (
+        (f"optim={optim!r}", bits and "torchao" not in optim, "bitsandbytes", "adamw_torch_fused"),
+        ("use_liger_kernel=True", bool(values.get("use_liger_kernel")), "liger_kernel", ""),
+    )
+    for what, asked, package, instead in wanted:
+        if asked and importlib.util.find_spec(package) is None:
+            other = f', or use optim="{instead}"' if instead else ", or leave it out"
+            raise ConfigError(
+                f"{what} needs a package that is not installed: "
+                f"pip install {package.replace('_', '-')}{other}"
+            )
 
 
 def peft_object(config: RunConfig) -> Any:
