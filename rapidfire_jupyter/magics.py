@@ -6,6 +6,7 @@ Loading the extension imports neither torch nor pandas nor trl.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ class Text(str):
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
     """Register `%rapidfire`, `%%rapidfire` and their completion; again is harmless."""
+    # TRL's warning at each import of trl.experimental says nothing of the user's code.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     state, where = shim()
     if state == "shadowed":
         print(

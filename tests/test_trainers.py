@@ -194,3 +194,27 @@ def test_every_kind_of_trainer_is_stopped_killed_and_cloned_exactly(tmp_path, te
         assert_same(sliced(run), ended, f"{name} {what}")
     cut.end()
     killed.end()
+
+
+@pytest.mark.slow
+def test_what_a_restart_cannot_repeat_is_told_before_the_start(experiment):
+    from trl import BEMACallback
+
+    exp = experiment()
+    moving = {"sync_ref_model": True, "ref_model_sync_steps": 1}
+    args = RFDPOConfig(**COMMON, max_steps=3, **moving)
+    config = RFModelConfig(
+        "tiny",
+        training_args=args,
+        callbacks=[BEMACallback(update_freq=2)],
+    )
+    before = tiny.model().state_dict()
+
+    exp.run_fit(config, tiny.create_model, tiny.dpo_rows(12), num_chunks=1, block=True)
+
+    assert exp.run(1).status == "completed", exp.run(1).trace
+    notes = next(e.data["notes"] for e in exp.events if e.kind == "run_prepared")
+    assert any("sync_ref_model moves its reference" in note for note in notes), notes
+    assert any("callback BEMACallback has no state()" in note for note in notes), notes
+    base = exp._fit.executor._bases[0].model.state_dict()
+    assert all((base[name] == value).all() for name, value in before.items())

@@ -404,6 +404,8 @@ class Coroutine:
             with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
                 self._draws, inexact = watching.rehearse(trainer), ()
             kept, measured = estimates.activations(trainer, found)
+            ahead = tuple(f"a restart will not be exact: {r}" for r in self._restart_reasons())
+            notes = (*notes, *ahead)
         self._needs = needs = replace(needs, activations=kept, measured=measured)
         if task.room is not None:
             task.room.take(trainer, needs)
@@ -420,6 +422,8 @@ class Coroutine:
         reasons = []
         if self._draws.batch:
             reasons.append("its batches are made with random numbers; a restart cannot repeat them")
+        if getattr(self._trainer.args, "sync_ref_model", False):
+            reasons.append("sync_ref_model moves its reference, which began anew at a restart")
         for callback in self._trainer.callback_handler.callbacks:
             ours = isinstance(callback, _Watcher) or type(callback).__module__.startswith(
                 "transformers."
