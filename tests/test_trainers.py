@@ -7,14 +7,17 @@ import sys
 
 import pytest
 import tiny
+import torch
 from oracle import assert_same, plain, sliced
 from test_ops import at
 
 from rapidfire_jupyter import (
     Experiment,
+    List,
     RFConfig,
     RFDistillationConfig,
     RFDPOConfig,
+    RFGridSearch,
     RFGRPOConfig,
     RFKTOConfig,
     RFLoraConfig,
@@ -218,3 +221,45 @@ def test_what_a_restart_cannot_repeat_is_told_before_the_start(experiment):
     assert any("callback BEMACallback has no state()" in note for note in notes), notes
     base = exp._fit.executor._bases[0].model.state_dict()
     assert all((base[name] == value).all() for name, value in before.items())
+
+
+@pytest.mark.slow
+def test_mixed_trainers_in_one_experiment_equal_plain_trl(experiment, tmp_path, teacher):
+    dpo, rows = kind_of("DPO", teacher)
+    reward, _ = kind_of("Reward", teacher)
+    grpo, _ = kind_of("GRPO", teacher)
+    exp = experiment()
+
+    exp.run_fit(
+        [RFGridSearch(dpo, "DPO"), RFGridSearch(reward, "Reward"), RFGridSearch(grpo, "GRPO")],
+        tiny.create_model,
+        rows[:8],
+        num_chunks=2,
+        block=True,
+    )
+
+    assert [run.facts.trainer_type for run in exp.runs] == ["DPO", "Reward", "GRPO"]
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+@pytest.mark.slow
+def test_reward_models_by_name_draw_their_heads_from_their_seeds_on_one_base(experiment, tmp_path):
+    folder = tmp_path / "causal"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    config, rows = kind_of("Reward", None)
+    config = config.copy(model_name=str(folder), peft_config=lora(), seed=List([1, 2]))
+    exp = experiment()
+
+    exp.run_fit(RFGridSearch(config, "Reward"), None, rows, num_chunks=2, block=True)
+
+    assert exp._fit.executor.facts()["bases"] == 1
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+    first, second = (r["loss"] for run in exp.runs for r in run.rows if r["step"] == 1)
+    assert first != second
+    model, _ = exp.run(1).load_model()
+    assert model(input_ids=torch.arange(4)[None]).logits.shape == (1, 1)
