@@ -23,7 +23,7 @@ from rapidfire_jupyter.state import Run
 
 # Trainers whose loss is no measure of progress: it is about zero by construction.
 _NO_PROGRESS = ("GRPO", "RLOO", "OnlineDPO")
-_RISE = 4  # a loss that rises by this many times alpha is no plateau
+_RISE = 0.02  # a loss that rises by this much is no plateau
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,15 @@ class Plateau:
     """The loss has stopped falling while the learning rate is still high.
 
     Attributes:
-        alpha: Relative improvement over the window below which it is a plateau.
+        alpha: Relative improvement of the training loss over the window, below which it surely is.
+        eval_alpha: The same of eval_loss, whose first and last values in the window are compared.
         window: Share of the schedule.
         rate: Share of the peak learning rate under which a flat curve is as it should be.
         rows: Rows in each half of the window, where only the training loss can be looked at.
     """
 
     alpha: float = 0.005
+    eval_alpha: float = 0.002
     window: float = 0.375
     rate: float = 0.5
     rows: int = 20
@@ -231,7 +233,8 @@ def _plateau(one: Plateau, run: Run, rows: Sequence[Row]) -> list[Alert]:
         metric = "eval_loss" if evaluated else "loss"
         values = [r[metric] for r in inside if metric in r and math.isfinite(r[metric])]
         gain = _gain(values) if evaluated else _certain_gain(values, one.rows)
-        flat = gain is not None and -_RISE * one.alpha < gain < one.alpha
+        alpha = one.eval_alpha if evaluated else one.alpha
+        flat = gain is not None and -_RISE < gain < alpha
         flags.append((n, flat))
         texts[n] = (
             f"{metric} improved by {100 * (gain or 0):.2g} % over the last "

@@ -23,13 +23,15 @@ class MemoryGrowth:
         gamma: Relative growth in each slice.
         slices: In this many slices in a row.
         settle: First slices of a run that do not count.
-        least_bytes: Growth in all, below which there is no alert.
+        least_bytes: Growth of the device's memory in all, below which there is no alert.
+        least_rss_bytes: Of the kernel's, which also grows as other runs begin and arenas fill up.
     """
 
     gamma: float = 0.01
     slices: int = 5
     settle: int = 2
     least_bytes: float = 64 * _MIB
+    least_rss_bytes: float = 512 * _MIB
     kind: str = "memory"
 
 
@@ -78,7 +80,10 @@ class LowDisk:
 def memory(one: MemoryGrowth, run: Run, slices: Sequence[Slice]) -> list[Alert]:
     """Stretches in which the memory grows from slice to slice."""
     found = []
-    for what, name in (("device_bytes", "device memory"), ("rss_bytes", "memory of the kernel")):
+    for what, name, least in (
+        ("device_bytes", "device memory", one.least_bytes),
+        ("rss_bytes", "memory of the kernel", one.least_rss_bytes),
+    ):
         known = [
             (s.step, getattr(s, what)) for s in slices[one.settle :] if getattr(s, what) is not None
         ]
@@ -86,7 +91,7 @@ def memory(one: MemoryGrowth, run: Run, slices: Sequence[Slice]) -> list[Alert]:
         for n in range(one.slices, len(known)):
             values = [value for _, value in known[n - one.slices : n + 1]]
             grows = all(b > a * (1 + one.gamma) for a, b in pairwise(values))
-            flags.append((n, grows and values[-1] - values[0] >= one.least_bytes))
+            flags.append((n, grows and values[-1] - values[0] >= least))
         for n in episodes(flags):
             step, first = known[n][0], known[n - one.slices][1]
             text = (

@@ -78,9 +78,7 @@ def test_effects_of_a_real_grid_are_differences_of_otherwise_equal_runs(done):
 
     rates = table[table.hyperparameter == "learning_rate"]
     assert list(rates["from"] + " " + rates["to"]) == ["0.001 0.01", "0.001 0.03", "0.01 0.03"]
-    finals = {
-        run.id: run.rows[-1].get("eval_loss", run.rows[-2].get("eval_loss")) for run in done.runs
-    }
+    finals = {run.id: last(run.rows) for run in done.runs}
     by_config = {
         (r.config["peft_config.r"], r.config["training_args.learning_rate"]): finals[r.id]
         for r in done.runs

@@ -89,7 +89,8 @@ def main():
         shares.append(100 * sum(took) / sum(seconds))
         runs += len(exp.runs)
         alarms += [e for e in exp.events if e.kind == "alert"]
-        falls = [r.rows[0]["loss"] - r.rows[-3]["loss"] for r in exp.runs]
+        losses = [[row["loss"] for row in run.rows if "loss" in row] for run in exp.runs]
+        falls = [own[0] - own[-1] for own in losses]
         span = f"{min(falls):.2f} to {max(falls):.2f}"
         print(f"seed {seed}: {len(exp.runs)} runs, losses fell by {span}")
     rates = [n / 2000 for n in range(2, 14)]
