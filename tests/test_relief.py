@@ -146,7 +146,13 @@ def test_out_of_memory_in_an_evaluation_halves_that_ones_batch(experiment):
     run = config(2, 1, {"most": 2}, per_device_eval_batch_size=8)
 
     exp.run_fit(
-        run, small_device, tiny.sft_rows(8), tiny.sft_rows(16)[8:], num_chunks=2, block=True
+        run,
+        small_device,
+        tiny.sft_rows(8),
+        tiny.sft_rows(16)[8:],
+        num_chunks=2,
+        eval_budget=1.0,
+        block=True,
     )
 
     assert exp.run(1).status == "completed", exp.run(1).trace

@@ -57,7 +57,7 @@ class LocalExecutor:
         self.create_model = create_model
         self._emit = emit
         self._prepared = prepared.PreparedData()
-        self._frozen, self.references = FrozenModels(), References()
+        self._frozen, self.references = FrozenModels(self._hold), References()
         self._bases: list[models.Base] = []
         self._sessions: dict[int, session.Session] = {}
         self._pinned: dict[int, set[int]] = {}
@@ -293,9 +293,15 @@ class LocalExecutor:
                 name,
                 lambda size_bytes: there.make_room(size_bytes, name, f"the base model {name}"),
             )
-            there.settle(name, [*base.model.parameters(), *base.model.buffers()], 0, fixed=True)
+            self._hold(name, base.model)
         self._bases.append(base)
         return base
+
+    def _hold(self, name: str, model: Any) -> None:
+        """Let a frozen model on the device count, and move, as long as this executor lives."""
+        if self._residency is not None:
+            tensors = [*model.parameters(), *model.buffers()]
+            self._residency.settle(name, tensors, 0, fixed=True)
 
     def device_bytes(self) -> int | None:
         """What bases and runs may hold on the device at a time; None if there is no budget."""

@@ -23,7 +23,7 @@ class Footprint:
     """Bytes of a run on its device.
 
     Attributes:
-        base: Frozen weights, which it may share.
+        base: Frozen weights, which it may share; those of a teacher or reward model too.
         weights: Weights of its own: adapter, or all that it trains.
         activations: What a step keeps for its backward pass.
         measured: The activations were measured.
@@ -118,9 +118,24 @@ def weights_of(model: nn.Module, base: nn.Module) -> tuple[int, int, list[torch.
     return shared, own, [p for p in model.parameters() if p.requires_grad]
 
 
+def companions(trainer: Any) -> list[nn.Module]:
+    """The models that a trainer holds: its own, and references, teachers, rewards. Any: TRL's."""
+    found: list[nn.Module] = []
+    for value in vars(trainer).values():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, nn.Module) and not any(one is known for known in found):
+                found.append(one)
+    return found
+
+
 def footprint(trainer: Any, base: nn.Module) -> Footprint:
     """What a built trainer takes for sure, without activations. Any: a TRL trainer."""
     shared, own, trained = weights_of(trainer.model, base)
+    known = {id(p) for p in (*trainer.model.parameters(), *base.parameters())}
+    for model in companions(trainer):
+        fresh = {id(p): p.numel() * p.element_size() for p in model.parameters()}
+        shared += sum(size for key, size in fresh.items() if key not in known)
+        known |= fresh.keys()
     gradients = sum(p.numel() * p.element_size() for p in trained)
     optim = optimizer_bytes(str(getattr(trainer.args.optim, "value", trainer.args.optim)), trained)
     return Footprint(shared, own, gradients, optim, 0)

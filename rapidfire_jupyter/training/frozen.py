@@ -21,13 +21,16 @@ from rapidfire_jupyter.training.prepared import Same
 class FrozenModels:
     """The frozen models of an experiment. Called in run threads, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_load: Callable[[str, Any], None] = lambda name, model: None) -> None:
+        """`on_load(name, model)` is called with each model that was loaded, on the device."""
         self._kept: dict[tuple[Any, ...], Any] = {}
+        self._on_load = on_load
 
     def get(self, key: tuple[Any, ...], load: Callable[[], Any]) -> Any:
         """A module tree of its own over the weights of the model of that key."""
         if key not in self._kept:
             self._kept[key] = _frozen(load())
+            self._on_load(f"frozen-{len(self._kept)}", self._kept[key])
         return sharing(self._kept[key])
 
     def clear(self) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from rapidfire_jupyter.training.budget import Budget, mib
-from rapidfire_jupyter.training.estimates import Footprint
+from rapidfire_jupyter.training.estimates import Footprint, companions
 
 _MOVABLE = (torch.Tensor, nn.Parameter, nn.Buffer)
 _NEVER = 1 << 30
@@ -415,16 +415,12 @@ def tensors_of(trainer: Any) -> list[torch.Tensor]:
     Any: a TRL trainer.
     """
     found: list[torch.Tensor] = []
-    seen: set[int] = set()
-    for value in vars(trainer).values():
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, nn.Module) and id(one) not in seen:
-                seen.add(id(one))
-                for parameter in one.parameters():
-                    found.append(parameter)
-                    if parameter.grad is not None:
-                        found.append(parameter.grad)
-                found.extend(one.buffers())
+    for model in companions(trainer):
+        for parameter in model.parameters():
+            found.append(parameter)
+            if parameter.grad is not None:
+                found.append(parameter.grad)
+        found.extend(model.buffers())
     for state in getattr(trainer.optimizer, "state", {}).values():
         found.extend(value for value in state.values() if isinstance(value, torch.Tensor))
     return found
