@@ -347,10 +347,9 @@ class Engine:
         started = time.monotonic()
         if not (answers or fit.unobserved(run, step)):
             return 0.0
-        if run not in fit.begun:
-            fit.executor.command(run, messages.Advance(step))
-            fit.begun.add(run)
-        observing.observe(fit, run, step, self._between)
+        observing.begin(fit, run, step)
+        if fit.executor.is_open(run):
+            observing.observe(fit, run, step, self._between)
         if answers and fit.executor.is_open(run) and not self._exiting:
             observing.pay(fit, run, step, self._between)
         return time.monotonic() - started

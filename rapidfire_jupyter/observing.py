@@ -19,6 +19,16 @@ PROBED_TOKENS = 4
 Between = Callable[[Fit, int], bool]  # answers the inbox; False if the run is not to go on
 
 
+def begin(fit: Fit, run: int, step: int) -> None:
+    """Bring an open run to where its training goes on, with its checkpoint loaded; it may fail."""
+    if run in fit.begun:
+        return
+    fit.begun.add(run)
+    report = fit.executor.command(run, messages.Advance(step))
+    if isinstance(report, messages.Failed):
+        fit.failed(run, report)
+
+
 def observe(fit: Fit, run: int, step: int, between: Between) -> None:
     """Evaluate a run that is parked at a chunk end, unless it was evaluated there already."""
     if not fit.unobserved(run, step):
@@ -67,6 +77,9 @@ def _probe(fit: Fit, run: int, between: Between) -> None:
     if any(e.kind == "eval_probed" for e in fit.log.since(0)):
         return
     lent = fit.executor.command(run, messages.Lend())
+    if isinstance(lent, messages.Failed):
+        fit.failed(run, lent)
+        return
     if not isinstance(lent, messages.Lent) or not lent.prompts:
         return
     data, batch = fit.executor.data, lent.prompts[: lent.batch_rows]
@@ -132,9 +145,8 @@ def reply(fit: Fit, run: int, asked: messages.Ask, between: Between) -> tuple[st
         fit.open_run(run)
         fit.prepared.add(run)
     if fit.executor.is_open(run):
-        if run not in fit.begun:
-            fit.executor.command(run, messages.Advance(fit.state.runs[run].step))
-            fit.begun.add(run)
+        begin(fit, run, fit.state.runs[run].step)
+    if fit.executor.is_open(run):
         report = _watched(fit, run, asked, between)
         if isinstance(report, messages.Decoded) and report.answers is not None:
             return report.texts
