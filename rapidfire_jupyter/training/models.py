@@ -112,6 +112,11 @@ def load_base(
             "return the two as a tuple"
         )
     model, tokenizer = result
+    if getattr(model, "is_loaded_in_8bit", False):
+        raise ConfigError(
+            "a base in 8 bits keeps state in its weights that runs cannot share exactly; load it "
+            "with BitsAndBytesConfig(load_in_4bit=True)"
+        )
     _check_fresh(model)
     trainable = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     memo: dict[int, Any] = {id(p): _own(p, device) for p in model.parameters()}
@@ -120,6 +125,9 @@ def load_base(
     if device.type != "cpu":
         own.to(device)
     _drop_traces_of_trainers(own)
+    for module in own.modules():  # bitsandbytes would repack shared 4-bit weights in evaluation
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False
     base = Base(name, own, tokenizer, create_model, reads.encoded(reads.read), trainable)
     base.print = fingerprint(own)
     return base
