@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     """Take all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as root, jupyterlab(Path(root)) as lab, chromium() as chrome:
-        page = open_lab(chrome, lab, width=1280, height=1100)
+        page = open_lab(chrome, lab, width=1480, height=1100)
         page.set_default_timeout(300_000)
         open_notebook(page, lab, "support-bot.ipynb", [FIT, STEER])
         command(page, "application:toggle-left-area")
