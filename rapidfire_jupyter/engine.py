@@ -317,10 +317,11 @@ class Engine:
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
         trained = time.monotonic() - started - watched
+        told = states.chunks_done(ends, fit.state.runs[run].step)
+        chunks = states.chunks_done(ends, step) - told
+        fit.moved(run, step)  # ops during its evaluation find it where it is
         watched += self._watch(fit, run, step, answers=False)
         if not self._exiting and fit.executor.is_open(run):
-            told = states.chunks_done(ends, fit.state.runs[run].step)
-            chunks = states.chunks_done(ends, step) - told
             observing.thin(fit, run, step, (trained, chunks), self._between)
         if self._exiting or not fit.executor.is_open(run):
             return
@@ -328,7 +329,6 @@ class Engine:
             fit.save(run)
         if not fit.executor.is_open(run):
             return
-        fit.moved(run, step)
         fit.emit(
             "slice_ended",
             run,

@@ -181,7 +181,9 @@ def test_max_steps_ends_inside_a_chunk_and_intervals_longer_than_a_chunk_fire(ex
     run = second.run(1)
     assert run.facts.chunk_ends == (10, 20, 30, 40)
     plain = [(row["step"], sorted(row)) for row in trainer.state.log_history]
-    assert [(row["step"], sorted(row)) for row in run.rows] == plain
+    trained = [row for row in run.rows if "eval_bleu" not in row]
+    keys = [(row["step"], sorted(row.keys() - {"eval_perplexity"})) for row in trained]
+    assert keys == plain
     assert steps_of(run) == [7, 14, 21, 28, 35]
     assert [row["step"] for row in run.rows if "eval_loss" in row] == [15, 30, 40]
 
@@ -670,22 +672,17 @@ def test_what_a_run_held_dies_when_it_is_completed_stopped_deleted_or_ended(expe
 # ---- what this machine cannot do ----
 
 
-def test_an_optimiser_that_is_not_installed_costs_its_runs_alone(experiment):
+def test_an_optimiser_that_is_not_installed_is_refused_in_the_cell(experiment):
     exp = experiment()
 
-    exp.run_fit(
-        config(optim=List(["adamw_torch", "adamw_8bit", "paged_adamw_32bit"]), max_steps=2),
-        tiny.create_model,
-        tiny.sft_rows(8),
-        num_chunks=1,
-        block=True,
-    )
-
-    assert [run.status for run in exp.runs] == ["completed", "failed", "failed"]
-    for run in list(exp.runs)[1:]:
-        assert "bitsandbytes" in run.error and "\n" not in run.error
-        assert run.facts.step == 0 and run.rows == []
-    assert exp.run(1).exact
+    with pytest.raises(ConfigError, match=r"run 2: optim='adamw_8bit'.*pip install bitsandbytes"):
+        exp.run_fit(
+            config(optim=List(["adamw_torch", "adamw_8bit"]), max_steps=2),
+            tiny.create_model,
+            tiny.sft_rows(8),
+            num_chunks=1,
+        )
+    assert exp.status == "empty"
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="fp16 is possible here")

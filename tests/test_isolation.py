@@ -720,7 +720,7 @@ def test_a_run_with_a_fault_fails_with_one_line_and_the_traceback(storm, fault):
     run = getattr(storm, fault)
 
     assert run.status == "failed"
-    assert run.error.startswith(error) and "\n" not in run.error
+    assert error in run.error and "\n" not in run.error
     assert run.trace.startswith("Traceback (most recent call last):") and where in run.trace
     event = next(e for e in storm.exp.events if e.kind == "run_failed" and e.run == run.id)
     assert (event.data["error"], event.data["trace"]) == (run.error, run.trace)
@@ -730,7 +730,8 @@ def test_a_run_with_a_fault_fails_with_one_line_and_the_traceback(storm, fault):
 def test_faults_come_in_the_middle_of_training_not_only_at_its_start(storm):
     trained = {fault: bool(getattr(storm, fault).rows) for fault in FAULTS}
 
-    assert trained == {**dict.fromkeys(FAULTS, True), "create": False}
+    # Where memory runs out, a run begins again with smaller micro-batches.
+    assert trained == {**dict.fromkeys(FAULTS, True), "create": False, "memory": False}
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_skeletons_of_three_runs_lie_on_the_storage_of_the_users_model():
     for given in ({"r": 4}, {"r": 8, "target_modules": "all-linear"}, {"use_dora": True}):
         run = config(lora(**given)).build()
         peft_config = run.model.peft_config.build()
-        skeleton, tokenizer = models.skeleton(base, run, peft_config)
+        skeleton, tokenizer = models.skeleton(base, run, peft_config, 42)
         wrapped = get_peft_model(skeleton, peft_config)
 
         frozen = {p.data_ptr() for p in wrapped.parameters() if not p.requires_grad}
@@ -106,8 +106,8 @@ def test_tied_weights_stay_tied_in_a_skeleton_shared_or_private():
         return made, tiny.tokenizer()
 
     base, run = base_of(tied)
-    shared, _ = models.skeleton(base, run, run.model.peft_config.build())
-    private, _ = models.skeleton(base, config().build(), None)
+    shared, _ = models.skeleton(base, run, run.model.peft_config.build(), 42)
+    private, _ = models.skeleton(base, config().build(), None, 42)
 
     for model, same in ((shared, True), (private, False)):
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -124,7 +124,7 @@ def test_only_what_the_user_left_trainable_is_copied_and_trained():
         return made, tiny.tokenizer()
 
     base, run = base_of(partly_frozen, model={"seed": 1})
-    skeleton, _ = models.skeleton(base, run, None)
+    skeleton, _ = models.skeleton(base, run, None, 42)
 
     where = {n: p.data_ptr() for n, p in base.model.named_parameters()}
     for name, parameter in skeleton.named_parameters():
@@ -139,7 +139,7 @@ def test_an_initialisation_that_rewrites_weights_gets_weights_of_its_own(init):
     base, _ = base_of(lambda config: (tiny.model(), tiny.tokenizer()))
     run = config(lora(init_lora_weights=init)).build()
     peft_config = run.model.peft_config.build()
-    wrapped = get_peft_model(models.skeleton(base, run, peft_config)[0], peft_config)
+    wrapped = get_peft_model(models.skeleton(base, run, peft_config, 42)[0], peft_config)
     target = "model.layers.0.self_attn.q_proj"
 
     models.check_untouched(base)
