@@ -69,7 +69,7 @@ lab: $(VENV)/.lab $(VENV)/.model
 # ---- checks
 
 test: install
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m 'not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --reruns 1 -m 'not gpu' $(PYTEST_ARGS)
 
 test-fast: install
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m 'not slow and not gpu' $(PYTEST_ARGS)
