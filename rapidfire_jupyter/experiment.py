@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import analyses, findings, folders, front_ends, showing, state, storage
+from rapidfire_jupyter import findings, folders, front_ends, showing, state, storage
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
 from rapidfire_jupyter.ops import Op, OpHandle
-from rapidfire_jupyter.oversight import overseeing
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from rapidfire_jupyter import analyses
     from rapidfire_jupyter.data.balance import Balance
     from rapidfire_jupyter.fit import Fit
     from rapidfire_jupyter.ranking import At
@@ -212,6 +212,7 @@ class Experiment:
                 another kernel owns it.
         """
         from rapidfire_jupyter import fitting
+        from rapidfire_jupyter.oversight import overseeing
 
         _refuse_unknown("run_fit", unknown, Experiment.run_fit)
         if num_shards is not None:
@@ -402,6 +403,8 @@ class Experiment:
         Raises:
             OpError: No run has logged this metric, or none can be ranked there.
         """
+        from rapidfire_jupyter import analyses
+
         return analyses.best(self, metric, mode, at)
 
     def ranking(
@@ -411,6 +414,8 @@ class Experiment:
         at: "At | None" = None,
     ) -> "analyses.Finding":
         """All runs in order, with ties, and why those without a rank have none. Args as `best`."""
+        from rapidfire_jupyter import analyses
+
         return analyses.rank(self, metric, mode, at)
 
     def compare(
@@ -425,6 +430,8 @@ class Experiment:
         Raises:
             OpError: There is no such run, or no fraction at which both have a value.
         """
+        from rapidfire_jupyter import analyses
+
         return analyses.compare(self, first, second, metric, mode)
 
     def effects(
@@ -453,6 +460,8 @@ class Experiment:
         Raises:
             OpError: No run has logged the metric, or fewer than two can be compared.
         """
+        from rapidfire_jupyter import analyses
+
         return analyses.effects(self, metric, mode, at, noise, seed)
 
     def importance(
@@ -466,6 +475,8 @@ class Experiment:
         Raises:
             OpError: optuna or scikit-learn is not installed, or there are too few runs.
         """
+        from rapidfire_jupyter import analyses
+
         return analyses.importance(self, metric, mode, at)
 
     def repeatability(
@@ -484,6 +495,8 @@ class Experiment:
         Raises:
             OpError: There is no such run, or it is a warm clone.
         """
+        from rapidfire_jupyter import analyses
+
         return analyses.repeatability(self, run, k, metric)
 
     def samples(self, chunk: int = -1, score: str = "rougeL") -> "pd.DataFrame":
