@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rapidfire_jupyter.durations import duration
 from rapidfire_jupyter.measures import Measures
 from rapidfire_jupyter.state import ACTIVE, State
 
@@ -61,13 +62,3 @@ def in_words(cost: Cost) -> str:
         f"{cost.runs} run{'' if cost.runs == 1 else 's'} x {each:.4g} steps x "
         f"{cost.step_seconds:.2g} s = {whole}{left}"
     )
-
-
-def duration(seconds: float) -> str:
-    """Such as "8 s", "2 min 5 s", "3 h 20 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -102,11 +102,6 @@ class Engine:
             with contextlib.suppress(TimeoutError):
                 self._exit.result(timeout)
 
-    def training_run(self) -> int | None:
-        """Id of the run that holds the baton now."""
-        turn = self._turn
-        return turn[1] if turn else None
-
     def is_held_for_cells(self) -> bool:
         """Whether an experiment in it wants training to pause while cells run."""
         return any(fit.pace.held_for_cells for fit in list(self._fits))

@@ -128,22 +128,21 @@ def _facts_of(cls: type) -> TrainerType:
 
 def trainer_beside(config_class: type) -> type | None:
     """The trainer class that stands beside a config class: ORPOTrainer beside ORPOConfig."""
-    name = config_class.__name__.removesuffix("Config") + "Trainer"
-    package = config_class.__module__.rpartition(".")[0]
-    for module in (config_class.__module__, package):
-        found: Any = getattr(sys.modules.get(module), name, None)  # Any: a module's attribute
-        if isinstance(found, type):
-            return found
-    return None
+    return _beside(config_class, "Config", "Trainer")
 
 
 def config_class_of(kind: TrainerType) -> type | None:
     """The config class of a trainer class: its own namesake, else of its nearest ancestor."""
-    for one in kind.cls.__mro__ if kind.cls is not None else ():
-        name = one.__name__.removesuffix("Trainer") + "Config"
-        package = one.__module__.rpartition(".")[0]
-        for module in (one.__module__, package):
-            found: Any = getattr(sys.modules.get(module), name, None)  # Any: a module's attribute
-            if isinstance(found, type):
-                return found
+    ancestors = kind.cls.__mro__ if kind.cls is not None else ()
+    found = (_beside(one, "Trainer", "Config") for one in ancestors)
+    return next((one for one in found if one is not None), None)
+
+
+def _beside(one: type, ending: str, other: str) -> type | None:
+    """The class of the same name but for its ending, in the same module or its package."""
+    name = one.__name__.removesuffix(ending) + other
+    for module in (one.__module__, one.__module__.rpartition(".")[0]):
+        found: Any = getattr(sys.modules.get(module), name, None)  # Any: a module's attribute
+        if isinstance(found, type):
+            return found
     return None

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from replay import Replay, grid
 
-from rapidfire_jupyter.cost import Cost, duration, in_words, preview
+from rapidfire_jupyter.cost import Cost, in_words, preview
+from rapidfire_jupyter.durations import duration
 from rapidfire_jupyter.measures import Measures, Slice
 
 

@@ -25,7 +25,8 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
     "domain": "errors choices arguments recorded trainer_types rewards config changes encoding "
-    "space search storage folders samples events metric state ops undo cell_source isolation",
+    "space search durations storage folders samples events metric state ops undo cell_source "
+    "isolation",
     "decisions": "scheduler measures cost thinning comparison decisions screening halving breeding "
     "bandit policies alerts learning_faults machine_faults monitors oversight ledger repeats "
     "suggestions ranking effects analysis",

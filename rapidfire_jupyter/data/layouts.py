@@ -54,11 +54,6 @@ class Layout:
     unused: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def column_of(self, part: str) -> str | None:
-        """The first column that holds a part; None if none does."""
-        names = dict(self.columns).get(part, ())
-        return names[0] if names else None
-
 
 def recognise(
     data: Any, trainer_type: str | None = None, kind: str | None = None, what: str = "the data"

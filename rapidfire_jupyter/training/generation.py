@@ -71,7 +71,6 @@ def decode(
     prompts: Sequence[Sequence[int]],
     batch_rows: int,
     between: Between,
-    adapters: Sequence[str] | None = None,
 ) -> list[list[int]]:
     """The new tokens of each prompt, without what ends them; the model is in evaluation mode.
 
@@ -80,7 +79,6 @@ def decode(
     Args:
         config: As `greedy` gives it.
         batch_rows: Prompts at once; halved, for this call, whenever memory does not suffice.
-        adapters: For each prompt the adapter of a model that has several.
 
     Raises:
         torch.OutOfMemoryError: Memory does not suffice for a single prompt.
@@ -91,8 +89,7 @@ def decode(
     answers: list[list[int]] = [[] for _ in cut]
     while waiting:
         batch = waiting[:batch_rows]
-        names = None if adapters is None else [adapters[i] for i in batch]
-        made = _batch(model, config, [cut[i] for i in batch], between, names)
+        made = _batch(model, config, [cut[i] for i in batch], between)
         if made is None:
             if batch_rows == 1:
                 raise torch.OutOfMemoryError("no memory for the answer to one prompt")
@@ -109,7 +106,6 @@ def _batch(
     config: Any,
     prompts: Sequence[list[int]],
     between: Between,
-    adapters: list[str] | None,
 ) -> list[list[int]] | None:
     """The answers to a batch; None if there is no memory for it."""
     width = max(map(len, prompts))
@@ -120,7 +116,6 @@ def _batch(
         device=device,
     )  # (B, T)
     mask = torch.tensor([[0] * n + [1] * (width - n) for n in pads], device=device)  # (B, T)
-    routed = {} if adapters is None else {"adapter_names": adapters}
     try:
         with torch.no_grad():
             made = model.generate(
@@ -128,7 +123,6 @@ def _batch(
                 attention_mask=mask,
                 generation_config=config,
                 stopping_criteria=[_Pause(between)],
-                **routed,
             )  # (B, T + new)
     except torch.OutOfMemoryError:
         made = None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from rapidfire_jupyter.durations import duration
 from rapidfire_jupyter.ui.colors import DARK, GREY, LIGHT, pens
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.metrics import best_run, best_runs, columns, comparable, lower_is_better
@@ -55,16 +56,6 @@ def summary(fold: Fold, facts: Facts) -> str:
     counts = ", ".join(f"{n} {status}" for status, n in top["counts"].items())
     trained = f"; trained for {duration(top['elapsed_s'])}" if top["elapsed_s"] else ""
     return f"{facts.name}: {facts.status}; {counts or 'no runs yet'}{trained}"
-
-
-def duration(seconds: float) -> str:
-    """A time span as people say it."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def charts(fold: Fold, metrics: Sequence[str], x: Axis = "step") -> str:
