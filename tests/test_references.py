@@ -50,6 +50,7 @@ def test_what_depends_on_a_run_is_not_shared(experiment, tmp_path):
     exp.run_fit(
         [
             dpo(lora(init_lora_weights="pissa"), learning_rate=1e-2),
+            dpo(lora(init_lora_weights="pissa", r=8), learning_rate=1e-2),
             dpo(lora(), learning_rate=1e-2, bf16=True),
             dpo(lora(), learning_rate=1e-2, bf16=False),
         ],

@@ -150,6 +150,9 @@ class Coroutine:
             context = self._context = RunContext(log)
             output.route_displays()
             context.enter()
+            # torch tells MKL the number of threads when a thread first asks; an SVD does not ask,
+            # and its result depends on it.
+            torch.get_num_threads()
             try:
                 self._train()
             except _Unwind:
