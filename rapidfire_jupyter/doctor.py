@@ -8,13 +8,11 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from rapidfire_jupyter import __version__, cost
+from rapidfire_jupyter import __version__
 from rapidfire_jupyter.experiment import Experiment
-from rapidfire_jupyter.measures import measured
 from rapidfire_jupyter.state import ACTIVE
 
 BOUNDS = {
@@ -31,6 +29,9 @@ if sys.version_info < (3, 11):  # the last releases that take Python 3.10
 
 def status_text(exp: Experiment) -> str:
     """An experiment in a line, one on what it costs, and a line for each failed run."""
+    from rapidfire_jupyter import cost
+    from rapidfire_jupyter.measures import measured
+
     runs = [run for run in exp.state.runs.values() if run.status != "deleted"]
     counts = Counter(run.status for run in runs)
     line = f"{exp.name}: {exp.status}; {len(runs)} run{'' if len(runs) == 1 else 's'}"
@@ -144,6 +145,8 @@ def version_lines(found: Mapping[str, str | None]) -> list[str]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

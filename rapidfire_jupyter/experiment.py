@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import findings, folders, front_ends, showing, state, storage
+from rapidfire_jupyter import folders, front_ends, showing, state, storage
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
@@ -509,6 +509,8 @@ class Experiment:
         Raises:
             OpError: There are none of this chunk.
         """
+        from rapidfire_jupyter import findings
+
         return findings.answers(self, chunk, score)
 
     def sample(
@@ -523,14 +525,20 @@ class Experiment:
         Raises:
             OpError: A run cannot answer, or the experiment is not training here.
         """
+        from rapidfire_jupyter import findings
+
         return findings.asked(self, run_ids, prompts, max_new_tokens)
 
     def decisions(self) -> "pd.DataFrame":
         """What policies decided, in order: the op they asked for and why, and dry runs as such."""
+        from rapidfire_jupyter import findings
+
         return findings.decisions(self)
 
     def alerts(self) -> "pd.DataFrame":
         """What monitors found, in order, with the remedies that the panel offers."""
+        from rapidfire_jupyter import findings
+
         return findings.alerts(self)
 
     # ---- ops ----

@@ -303,7 +303,6 @@ class Fit:
     def adjust(self, run: int, relieved: relief.Relief, why: str) -> None:
         """Let a closed run go on with less memory, from its newest checkpoint."""
         self.configs[run] = modify(self.configs[run], relieved.changes)
-        self.observed.pop(run, None)
         step = self.state.runs[run].checkpoint_step or 0
         where = f"from its checkpoint of step {step}" if step else "from its start"
         self.emit("run_adjusted", run, sync=True, changes=encode(relieved.changes), why=why)

@@ -10,7 +10,6 @@ import math
 import platform
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, get_args
 
 import torch
 
-from rapidfire_jupyter import folders, isolation, storage
+from rapidfire_jupyter import folders, isolation, notebook, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data.balance import Balance, Strategy, balanced
@@ -577,8 +576,7 @@ def _versions() -> dict[str, Any]:
 
 def _start_engine(fit: Fit, request: Request) -> None:
     runner = engine()
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    isolation.cells.watch(shell)
+    isolation.cells.watch(notebook.shell())
     if request.isolation == "cells":
         isolation.cells.pause_training(runner.hold, runner.release)
     elif not runner.is_held_for_cells():

@@ -16,7 +16,6 @@ from IPython.core.error import UsageError
 
 from rapidfire_jupyter import front_ends, showing
 from rapidfire_jupyter.arguments import closest
-from rapidfire_jupyter.completion import match
 from rapidfire_jupyter.doctor import doctor, shim, status_text
 from rapidfire_jupyter.errors import OpError, RapidFireError
 from rapidfire_jupyter.experiment import Experiment
@@ -31,7 +30,6 @@ from rapidfire_jupyter.verbs import (
     unquoted,
     usage,
 )
-from rapidfire_jupyter.yaml_body import NAMED, named, run_body
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -74,6 +72,8 @@ def load_ipython_extension(shell: "InteractiveShell") -> None:
     shell.magics_manager.register_function(rapidfire, "line_cell", "rapidfire")
 
     def matcher(context: CompletionContext) -> SimpleMatcherResult:
+        from rapidfire_jupyter.completion import match
+
         return match(context, shell.user_ns)
 
     shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
@@ -107,6 +107,8 @@ def run_magic(line: str, cell: str | None, names: dict[str, Any]) -> Any:
     """
     command = parse(line)
     if command.verb == "run" and cell is not None:
+        from rapidfire_jupyter.yaml_body import run_body
+
         return run_body(cell, names)
     if command.verb == "run":
         raise UsageError("run takes its YAML in a cell; start it with %%rapidfire run")
@@ -162,6 +164,8 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
         weight = 2.0 if len(words) < 2 else _number("WEIGHT", words[1], verb)
         return _acknowledged([exp.boost(ids[0], weight, by="magic")])
     if verb == "clone":
+        from rapidfire_jupyter.yaml_body import NAMED, named
+
         pairs = {k: named(k, v, names) if k in NAMED else v for k, v in command.pairs.items()}
         flags = command.options
         name, again = flags.get("--name"), "--again" in flags

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rapidfire_jupyter import folders, sharing, state
+from rapidfire_jupyter import folders, state
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
 from rapidfire_jupyter.state import ACTIVE, Run
@@ -139,6 +139,8 @@ class RunView:
         Raises:
             OpError: The folder is not empty, there are no weights yet, or they cannot be merged.
         """
+        from rapidfire_jupyter import sharing
+
         model, tokenizer = self.load_model()
         return sharing.save(model, tokenizer, self.card(), Path(folder), merged)
 
@@ -150,11 +152,15 @@ class RunView:
         Args:
             token: None takes the one of `hf auth login`.
         """
+        from rapidfire_jupyter import sharing
+
         model, tokenizer = self.load_model()
         return sharing.push(model, tokenizer, self.card(), repo_id, merged, private, token)
 
     def card(self) -> str:
         """Its model card: configuration, data, metrics, lineage and versions, as Markdown."""
+        from rapidfire_jupyter import sharing
+
         facts = json.loads((self._experiment.folder / "experiment.json").read_text("utf-8"))
         known = self._experiment.state.runs
         return sharing.card(self.facts, known, list(self._experiment.events), facts)

@@ -5,12 +5,12 @@ are imported when something is first shown.
 """
 
 import logging
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from rapidfire_jupyter import notebook
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
@@ -35,8 +35,8 @@ def make_panel(exp: "Experiment") -> "Panel":
 
 def show_in_notebook(exp: "Experiment") -> None:
     """Show the panel under the cell that runs, if this is a notebook."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None and getattr(shell, "kernel", None) is not None:
+    shell = notebook.shell()
+    if getattr(shell, "kernel", None) is not None:
         from IPython.display import display
 
         try:
@@ -51,7 +51,7 @@ def show_in_notebook(exp: "Experiment") -> None:
 
 def is_shown_in_this_cell(exp: "Experiment") -> bool:
     """Whether the cell that runs shows the panel already."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = notebook.shell()
     return shell is not None and exp._shown_in == shell.execution_count
 
 

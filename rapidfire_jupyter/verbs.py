@@ -10,7 +10,6 @@ from IPython.core.error import UsageError
 from rapidfire_jupyter import experiment
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.experiment import Experiment
-from rapidfire_jupyter.yaml_body import EXAMPLE, read_value
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,8 @@ def parse(line: str) -> Command:
                 raise UsageError(
                     f"write NAME=VALUE without spaces, got {word!r}; usage: {usage(verb)}"
                 )
+            from rapidfire_jupyter.yaml_body import read_value
+
             pairs[name] = read_value(text)
         else:
             rest.append(word)
@@ -171,7 +172,12 @@ def help_text(verb: str = "") -> str:
         return "\n".join(["%rapidfire VERB ... [--exp NAME]", *(f"  {line}" for line in lines)])
     if verb not in VERBS:
         raise UsageError(_unknown_verb(verb))
-    return f"{usage(verb)}\n{VERBS[verb].about}" + (f"\n\n{EXAMPLE}" if verb == "run" else "")
+    about = f"{usage(verb)}\n{VERBS[verb].about}"
+    if verb != "run":
+        return about
+    from rapidfire_jupyter.yaml_body import EXAMPLE
+
+    return f"{about}\n\n{EXAMPLE}"
 
 
 def _unknown_verb(verb: str) -> str:

@@ -16,7 +16,6 @@ from rapidfire_jupyter.choices import List, Range, short
 from rapidfire_jupyter.config import MODEL_ARGUMENTS, RFModelConfig
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.experiment import Experiment
-from rapidfire_jupyter.oversight import overseeing
 from rapidfire_jupyter.recorded import TRAINING_ARGS, Recorded, RFLoraConfig, has_choices
 from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
 from rapidfire_jupyter.trainer_types import trainer_type_of
@@ -256,6 +255,8 @@ def _value(key: str, value: Any, kind: str, names: Mapping[str, Any]) -> Any:
     if key in NAMED:
         return named(key, value, names)
     if key in ("policies", "phases", "monitors"):
+        from rapidfire_jupyter.oversight import overseeing
+
         overseeing(**{key: value})
     if key == "on_alert":
         several = value if isinstance(value, list) else [value]

@@ -26,7 +26,7 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 LAYERS = {
     "domain": "errors choices arguments recorded trainer_types rewards config changes encoding "
     "space search durations storage folders samples events metric state ops undo cell_source "
-    "isolation",
+    "notebook isolation",
     "decisions": "scheduler measures cost thinning comparison decisions screening halving breeding "
     "bandit policies alerts learning_faults machine_faults monitors oversight ledger repeats "
     "suggestions ranking effects analysis",

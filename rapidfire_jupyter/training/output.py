@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rapidfire_jupyter import notebook
 from rapidfire_jupyter.training.context import current
 
 _thread = threading.local()  # which publisher the thread's displays were taken from
@@ -135,8 +136,7 @@ def _install_log_filter() -> None:
 
 def route_displays() -> None:
     """Keep what the calling thread displays (tables, figures) out of cells; its text is logged."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    publisher: Any = getattr(shell, "display_pub", None)
+    publisher: Any = getattr(notebook.shell(), "display_pub", None)
     if hasattr(publisher, "register_hook") and getattr(_thread, "publisher", None) is not publisher:
         publisher.register_hook(_take_display)
         _thread.publisher = publisher

@@ -6,13 +6,13 @@ thread sends, and only while a page listens. The callbacks run in whatever threa
 chooses, also beside a running cell: they check the message, hand it on, and answer.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rapidfire_jupyter import notebook
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.ui.actions import Actions
@@ -307,6 +307,4 @@ def register(sources: Callable[[], Iterable[Source]]) -> None:
 
 def in_kernel() -> bool:
     """Whether this Python is an IPython kernel; IPython is not imported for that."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    return getattr(notebook.shell(), "kernel", None) is not None
