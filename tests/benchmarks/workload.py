@@ -135,7 +135,8 @@ def experiment(work, **how):
     with contextlib.redirect_stdout(None):
         exp.run_fit(
             work.configs(), work.load, work.train, work.eval,
-            num_chunks=work.chunks, seed=SEED, **how,
+            # Plain TRL gives no answers, and evaluates each time.
+            num_chunks=work.chunks, seed=SEED, generate_rows=0, eval_budget=1, **how,
         )  # fmt: skip
     return exp
 
