@@ -2,14 +2,17 @@
 
 A column of strings is text and stays so, whatever its strings look like. A column whose values are
 of several types, or whose objects have different keys, is kept as JSON (`datasets.Json`), so that
-no string becomes a number and no key appears that a row did not have. (What reads that JSON may
-miss the last of a fraction's 17 digits.) Whole numbers over 64 bits become text.
+no string becomes a number, no truth value 0 or 1, and no key appears that a row did not have. Whole
+numbers and fractions are one type, numbers. (What reads that JSON may miss the last of a fraction's
+17 digits, and has null for NaN and infinity.) Whole numbers over 64 bits become text.
 """
 
 import json
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from rapidfire_jupyter.data.reading import BLOCK_ROWS, Block
@@ -26,7 +29,8 @@ def table_of(blocks: Iterable[Block]) -> pa.Table:
     """Put blocks of rows under each other; a key that a row lacks is null.
 
     Raises:
-        DataError: A string is no Unicode text; the message names its file, line and column.
+        DataError: A string is no Unicode text, or values of one column are of types that cannot
+            stand together; the message names file, line and column.
         TypeError: A value is of no type that JSON or Arrow knows.
     """
     parts: dict[str, list[Any]] = {}  # Any: Arrow arrays, or the length of a gap
@@ -100,6 +104,20 @@ def dataset_of(table: pa.Table, features: Mapping[str, Any] | None = None) -> "D
     return Dataset(table, fingerprint=generate_random_fingerprint())
 
 
+def by_datasets(rows: list[dict[str, Any]], what: str) -> "Dataset":
+    """The data set of rows with images and the like, which datasets knows how to store.
+
+    Raises:
+        DataError: It does not.
+    """
+    from datasets import Dataset
+
+    try:
+        return Dataset.from_list(rows)
+    except (*_MIXED, TypeError) as error:
+        raise DataError(f"{what}: {error}; give the values of a column one type") from error
+
+
 def json_array(values: list[Any]) -> pa.Array:
     """Values as JSON: lists of objects keep their list, anything else is one JSON value each."""
     present = [v for v in values if v is not None]
@@ -160,7 +178,12 @@ def _array(values: list[Any], name: str, block: Block, big: set[str]) -> pa.Arra
                 big.add(name)
                 return pa.array([None if v is None else str(v) for v in values], pa.string())
             return json_array(values)
-        return array if _same_keys(values, array.type) else json_array(values)
+        if holds(values, array.type):
+            return array
+        try:
+            return json_array(values)
+        except TypeError as error:  # dates, bytes: Arrow would make one of the other
+            raise DataError(_of_two_types(values, name, block)) from error
     except UnicodeEncodeError as error:
         for index, value in enumerate(values):
             try:
@@ -174,19 +197,44 @@ def _array(values: list[Any], name: str, block: Block, big: set[str]) -> pa.Arra
         raise
 
 
-def _same_keys(values: list[Any], kind: pa.DataType) -> bool:
-    """Whether objects at the same place all have the same keys, so that none needs a null."""
-    if pa.types.is_list(kind) and pa.types.is_nested(kind.value_type):
-        return _same_keys([item for v in values if v is not None for item in v], kind.value_type)
+def holds(values: list[Any], kind: pa.DataType) -> bool:
+    """Whether an Arrow type that was inferred for values keeps each of them as it is.
+
+    It does not where objects at the same place have different keys, of which Arrow makes nulls, nor
+    where values are of several types, of which it makes one: 0.0 and False would be 0.0 twice.
+    """
+    present = [v for v in values if v is not None]
+    if pa.types.is_list(kind):
+        if pa.types.is_string(kind.value_type):
+            return True
+        return holds([item for v in present for item in v], kind.value_type)
     if not pa.types.is_struct(kind):
-        return True
-    objects = [v for v in values if v is not None]
-    keys = objects[0].keys()
-    return all(v.keys() == keys for v in objects) and all(
-        _same_keys([v[field.name] for v in objects], field.type)
+        return pa.types.is_string(kind) or len({_family(t) for t in set(map(type, present))}) <= 1
+    keys = present[0].keys()
+    return all(v.keys() == keys for v in present) and all(
+        holds([v[field.name] for v in present], field.type)
         for field in kind
-        if pa.types.is_nested(field.type)
+        if not pa.types.is_string(field.type)
     )
+
+
+def _family(kind: type) -> type:
+    """The type that values of a type are one of: all numbers are numbers, but no truth value is."""
+    if issubclass(kind, bool | np.bool_):
+        return bool
+    return numbers.Number if issubclass(kind, numbers.Number) else kind
+
+
+def _of_two_types(values: list[Any], name: str, block: Block) -> str:
+    """What is said of a column whose types cannot stand together, with the first odd row."""
+    kinds = [None if v is None else type(v) for v in values]
+    first = next(kind for kind in kinds if kind is not None)
+    odd = next((i for i, kind in enumerate(kinds) if kind not in (None, first)), None)
+    where, found = f"{block.name}, column {name!r}", "lists with values of several types"
+    if odd is not None:
+        where = f"{block.where(odd)}, column {name!r}"
+        found = f"a value of type {type(values[odd]).__name__} among those of type {first.__name__}"
+    return f"{where}: {found}; give values of one type"
 
 
 def _json(values: list[Any]) -> pa.Array:
@@ -196,9 +244,11 @@ def _json(values: list[Any]) -> pa.Array:
 
 def _storable(value: Any) -> Any:  # Any: a JSON value
     """The value, with whole numbers over 64 bits as text: what reads the JSON takes no others."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, int) and not -_LIMIT <= value < _LIMIT:
         return str(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_storable(item) for item in value]
     if isinstance(value, dict):
         return {key: _storable(item) for key, item in value.items()}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from rapidfire_jupyter.data.columns import dataset_of, table_of
+from rapidfire_jupyter.data.columns import by_datasets, dataset_of, table_of
 from rapidfire_jupyter.data.reading import Block
 from rapidfire_jupyter.encoding import digest, globals_of
 from rapidfire_jupyter.errors import DataError
@@ -38,7 +38,7 @@ def format_rows(
     Raises:
         DataError: It raises, or gives something else; the message has the row.
     """
-    from datasets import Dataset, IterableDataset
+    from datasets import IterableDataset
 
     batched = _takes_batches(function, next(iter(dataset)))
 
@@ -71,8 +71,8 @@ def format_rows(
 
     try:
         return dataset_of(table_of(blocks()))
-    except TypeError:  # images and the like, which datasets knows how to store
-        return Dataset.from_list([row for block in blocks() for row in block.rows])
+    except TypeError:
+        return by_datasets([row for block in blocks() for row in block.rows], what)
 
 
 def first_rows(dataset: Any, count: int) -> Any:

@@ -14,7 +14,14 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from rapidfire_jupyter.data.columns import dataset_of, plain_columns, rows_table, table_of
+from rapidfire_jupyter.data.columns import (
+    by_datasets,
+    dataset_of,
+    holds,
+    plain_columns,
+    rows_table,
+    table_of,
+)
 from rapidfire_jupyter.data.files import File
 from rapidfire_jupyter.data.reading import json_blocks, text_blocks
 from rapidfire_jupyter.data.tables import csv_table, parquet_table
@@ -112,20 +119,18 @@ def from_memory(data: Any, what: str) -> Any:
         DataError: It is neither, is empty, or holds text that is none.
     """
     import pandas as pd
-    from datasets import Dataset
 
     if isinstance(data, pd.DataFrame):
-        try:
-            table = plain_columns(Dataset.from_pandas(data, preserve_index=False).data.table)
-            dataset = dataset_of(table)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # a column of several types
+        table = _frame_table(data)
+        if table is None:
             records: list[Any] = data.astype(object).where(data.notna(), None).to_dict("records")
-            dataset = dataset_of(rows_table(records, what))
+            table = rows_table(records, what)
+        dataset = dataset_of(table)
     elif isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         try:
             dataset = dataset_of(rows_table(data, what))
-        except TypeError:  # images and the like, which datasets knows how to store
-            dataset = Dataset.from_list(data)
+        except TypeError:
+            dataset = by_datasets(data, what)
     else:
         raise DataError(
             f"{what} must be a datasets.Dataset, a list of dicts or a DataFrame, got "
@@ -134,6 +139,22 @@ def from_memory(data: Any, what: str) -> Any:
     if len(dataset) == 0:
         raise DataError(f"{what} has no rows; give at least one")
     return dataset
+
+
+def _frame_table(frame: Any) -> pa.Table | None:
+    """A DataFrame as a table; None if a column of it has values of several types. Any: see name."""
+    from datasets import Dataset
+
+    try:
+        table = plain_columns(Dataset.from_pandas(frame, preserve_index=False).data.table)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+    for name, column in frame.items():
+        if column.dtype == object and str(name) in table.column_names:
+            kind = table.schema.field(str(name)).type
+            if not holds(column[column.notna()].tolist(), kind):
+                return None
+    return table
 
 
 def _from_path(
