@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         RFRLOOConfig,
         RFSFTConfig,
     )
+    from rapidfire_jupyter.reviewing import review
     from rapidfire_jupyter.screening import Budget, Outliers, SlowLearners, Threshold
     from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
     from rapidfire_jupyter.suggestions import RFOptuna
@@ -80,6 +81,7 @@ __all__ = [
     "clean_data",
     "load_data",
     "load_ipython_extension",
+    "review",
     "split_data",
     "unload_ipython_extension",
 ]
@@ -113,6 +115,7 @@ _HOMES = {
     "check_data": "data.check",
     "clean_data": "data.clean",
     "load_data": "data.load",
+    "review": "reviewing",
     "split_data": "data.split",
     "load_ipython_extension": "magics",
     "unload_ipython_extension": "magics",

@@ -33,7 +33,7 @@ LAYERS = {
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks observing",
     "view": "ui",
-    "user": "experiment showing sharing findings analyses front_ends runs fitting",
+    "user": "experiment showing sharing findings analyses front_ends runs reviewing fitting",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {

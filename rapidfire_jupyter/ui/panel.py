@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -24,6 +23,7 @@ from rapidfire_jupyter.ui.actions import Actions
 from rapidfire_jupyter.ui.feed import Feed
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.orders import Orders, text
+from rapidfire_jupyter.ui.scripts import STATIC, script, style
 from rapidfire_jupyter.ui.texts import cleaned, in_a_line
 from rapidfire_jupyter.ui.twin import twin_html, twin_text
 from rapidfire_jupyter.ui.view import Facts, snapshot
@@ -31,23 +31,11 @@ from rapidfire_jupyter.ui.wire import Answer
 
 SAVED_SHARE = 0.25  # of a snapshot's size, in saved notebooks
 logger = logging.getLogger(__name__)
-_STATIC = Path(__file__).parent / "static"
 _SLOW = frozenset({"export", "sample", "samples", "analysis"})  # answered in a thread of their own
 
 
-def _module() -> str:
-    """The browser's end, read once: a file's path would keep every panel alive.
-
-    Indentation and comment lines stay here: they are a tenth of what a page would fetch.
-    """
-    parts = (_STATIC / "PARTS").read_text(encoding="utf-8").split()
-    text = "\n".join((_STATIC / part).read_text(encoding="utf-8") for part in parts)
-    lines = (line.strip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("//"))
-
-
-_ESM = _module()
-_CSS = "\n".join(file.read_text(encoding="utf-8") for file in sorted(_STATIC.glob("*.css")))
+_ESM = script(*(STATIC / "PARTS").read_text(encoding="utf-8").split())
+_CSS = style("panel.css", "table.css")
 
 
 class Panel(anywidget.AnyWidget):
@@ -70,11 +58,7 @@ class Panel(anywidget.AnyWidget):
         super().__init__(
             _css=_CSS + _hiding(self.twin_id), _anywidget_id=f"{__name__}.{self.twin_id}"
         )
-        comm = self.comm
-        if hasattr(comm, "_reply_subshell_for"):
-            # ipykernel 7.4 hands messages of a comm to the shell that sent on it last. Our thread
-            # and cells count as the main shell, so clicks would wait for the running cell.
-            comm._reply_subshell_for = lambda data, default: default
+        hear_beside_cells(self)
         self.on_msg(self._on_message)
 
     # ---- what it knows ----
@@ -211,6 +195,16 @@ def has_widgets() -> bool:
     """Whether this is a kernel, whose front end may show a widget."""
     shell = get_ipython()
     return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def hear_beside_cells(widget: anywidget.AnyWidget) -> None:
+    """Let a widget's clicks act while a cell runs.
+
+    ipykernel 7.4 hands messages of a comm to the shell that sent on it last. Our thread and cells
+    count as the main shell, so clicks would wait for the running cell.
+    """
+    if hasattr(widget.comm, "_reply_subshell_for"):
+        widget.comm._reply_subshell_for = lambda data, default: default
 
 
 def _hiding(twin_id: str) -> str:
