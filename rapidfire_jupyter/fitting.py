@@ -22,7 +22,7 @@ from rapidfire_jupyter import folders, isolation, notebook, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data.balance import Balance, Strategy, balanced
-from rapidfire_jupyter.data.check import check_data
+from rapidfire_jupyter.data.check import check_data, sizes
 from rapidfire_jupyter.data.formatting import first_rows
 from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import make_plan
@@ -331,7 +331,8 @@ def _check_data(
                         told[f"data: {finding}"] = None
         if seen.get(key):
             _check_template(number, config, create_model)
-    return list(told)
+    about = "; ".join(map(str, sizes(train, evaluation)))
+    return [*([f"data: {about}"] if about else []), *told]
 
 
 def _tried(number: int, config: RunConfig, train: Any, evaluation: Any) -> list[Any]:

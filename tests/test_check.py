@@ -174,7 +174,7 @@ def test_one_row_to_evaluate_on_is_enough():
 def test_few_rows_and_an_unusual_share_for_evaluation_are_noted():
     report = check_data(rows_of(101), [{"prompt": "only", "completion": " one"}])
 
-    assert "101 rows are few: under 1000, runs may differ by chance" in texts(report)
+    assert "101 rows are few: under 1,000, runs may differ by chance" in texts(report)
     assert "1.0% of all rows are for evaluation; 5 % to 20 % is usual" in texts(report)
 
 
@@ -400,6 +400,7 @@ def test_of_a_stream_the_first_rows_are_checked():
 
     assert report.parts[0].rows == 100
     assert "a stream: only its first 100 rows were checked" in texts(report)
+    assert "are few" not in texts(report)
     assert found(report, "empty")[0][:2] == ("error", 100)
 
 

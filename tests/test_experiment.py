@@ -60,6 +60,19 @@ def test_results_have_every_logged_row_of_every_run(done):
     assert isinstance(done.runs[0].history, pd.DataFrame)
 
 
+def test_few_rows_and_an_unusual_share_to_evaluate_on_are_told_in_one_line_once(experiment, capsys):
+    exp = experiment()
+    for _ in range(2):
+        exp.run_fit(grid(max_steps=1), tiny.create_model, tiny.sft_rows(8), tiny.sft_rows(8))
+    exp.wait(90)
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if "are few" in line]
+    assert lines == [
+        "data: train: 8 rows are few: under 1,000, runs may differ by chance; "
+        "eval: 50.0% of all rows are for evaluation; 5 % to 20 % is usual"
+    ]
+
+
 def test_the_best_run_is_found_and_its_model_gives_the_trained_adapters_logits(done):
     best = done.best("eval_loss")
     model, tokenizer = best.load_model()

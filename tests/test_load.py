@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import json
+import sys
 
 import numpy as np
 import pandas as pd
@@ -587,6 +588,20 @@ def test_a_name_that_is_nothing_here_is_looked_for_on_the_hub(monkeypatch, write
     assert asked == [("some/name", None, {}), ("some/name", "test", {"revision": "main"})]
 
 
+def test_code_of_a_data_set_is_trusted_only_where_the_user_says_so(monkeypatch, write):
+    asked = []
+    monkeypatch.setattr(
+        "datasets.load_dataset",
+        lambda *args, **kwargs: asked.append(kwargs) or Dataset.from_list(ROWS),
+    )
+
+    load_data("me/rows")
+    load_data("me/rows", split="train", trust_remote_code=True)
+
+    assert "trust_remote_code" not in asked[0]
+    assert asked[1]["trust_remote_code"] is True
+
+
 def test_a_hub_that_cannot_be_asked_is_told_in_one_line(write):
     assert "'nobody/nothing' is no file or folder here, and the Hub did not give" in refused(
         "nobody/nothing"
@@ -604,6 +619,44 @@ def test_urls_of_fsspec_work_as_paths_do():
     assert load_data("memory://load_test/a.jsonl.gz").to_list() == ROWS
     assert load_data("memory://load_test/*.csv").to_list() == ROWS
     assert load_data("memory://load_test/c.parquet").to_list() == [{"p": "x"}]
+
+
+@pytest.mark.parametrize(("url", "package"), [
+    ("s3://bucket/a.jsonl", "s3fs"), ("s3://bucket/folder", "s3fs"), ("gs://bucket/a.csv", "gcsfs"),
+    ("az://box/a.csv", "adlfs"), ("https://host/a.jsonl", "aiohttp requests"),
+])  # fmt: skip
+def test_a_url_whose_package_is_not_there_names_it(monkeypatch, url, package):
+    known = sys.modules["fsspec.registry"]._registry
+    monkeypatch.delitem(known, url.partition("://")[0], raising=False)
+    for name in ("s3fs", "gcsfs", "adlfs", "aiohttp", "requests", "fsspec.implementations.http"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    assert refused(url) == (f"{url} needs a package that is not installed: pip install {package}")
+
+
+def test_what_a_storage_cannot_open_is_told_in_one_line(monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class GoneError(Exception):
+        """No OSError, as clients of storages raise."""
+
+    def fail(*args, **kwargs):
+        raise GoneError("name or service not known")
+
+    monkeypatch.setattr(MemoryFileSystem, "isfile", fail)
+
+    message = "memory://box/a.jsonl cannot be opened: name or service not known; check the path"
+    assert refused("memory://box/a.jsonl") == message
+    assert "Protocol not known: foo; check the path" in refused("foo://box/a.jsonl")
+
+
+def test_the_hub_switched_off_is_told_as_that():
+    off = "HF_HUB_OFFLINE switches the Hub off; unset it, or give a path of this machine"
+
+    assert refused("hf://datasets/me/x/a.jsonl") == (
+        f"hf://datasets/me/x/a.jsonl cannot be looked for: {off}"
+    )
+    assert refused("me/x").endswith(off)
 
 
 def test_what_datasets_saved_is_loaded_again(tmp_path):

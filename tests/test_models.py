@@ -1,6 +1,7 @@
 """Base models: loaded once, shared by all runs, untouched; every kind of adapter trains on them."""
 
 import copy
+import json
 import types
 
 import pytest
@@ -523,3 +524,55 @@ def test_a_run_that_writes_into_the_shared_base_is_found_out(experiment):
 
     assert not exp.run(2).exact
     assert "shared base weight 'lm_head.weight' was changed" in repr(exp.run(2).exact)
+
+
+CODE = """
+import pathlib
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+pathlib.Path({ran!r}).open("a").write("ran ")
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+def test_code_that_comes_with_a_model_runs_only_where_the_user_says_so(tmp_path, monkeypatch):
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder, ran = tmp_path / "own", tmp_path / "ran"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    (folder / "own.py").write_text(CODE.format(ran=str(ran)))
+    for name, codes in (
+        ("config", {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}),
+        ("tokenizer_config", {"AutoTokenizer": [None, "own.OwnTokenizer"]}),
+    ):
+        file = folder / f"{name}.json"
+        told = json.loads(file.read_text()) | {"auto_map": codes, "model_type": "own"}
+        told.pop("tokenizer_class", None)
+        file.write_text(json.dumps(told))
+
+    def load(**given):
+        run = config(lora(), given).copy(model_name=str(folder)).build()
+        return models.default_create_model(models.ModelConfig(run))
+
+    trusted = {"trust_remote_code": True}
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("it asked in the cell"))
+    for given in ({}, {"model_kwargs": trusted}, {"tokenizer_kwargs": trusted}):
+        ran.unlink(missing_ok=True)
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            load(**given)
+        if "tokenizer_kwargs" not in given:
+            assert not ran.exists()
+
+    model, tokenizer = load(model_kwargs=trusted, tokenizer_kwargs=trusted)
+    assert type(model).__name__ == "OwnModel" and type(tokenizer).__name__ == "OwnTokenizer"
+    assert ran.exists()

@@ -91,10 +91,10 @@ def check_data(
     parts: list[Part] = []
     findings: list[Finding] = []
     read: list[_Read] = []
-    for name, given in (("train", train), ("eval", eval)):
-        if given is None and name == "eval":
+    given = [as_dataset(train, "train"), None if eval is None else as_dataset(eval, "eval")]
+    for name, data in zip(("train", "eval"), given, strict=True):
+        if data is None:
             continue
-        data = as_dataset(given, name)
         part, found, one = _check_one(name, data, trainer_type, kind)
         if one is not None:
             read.append(one)
@@ -105,7 +105,7 @@ def check_data(
                 found += more
         parts.append(part)
         findings += found
-    findings += _sizes(parts)
+    findings += sizes(*given)
     if len(read) == 2:
         findings += _overlap(*read)
     order = {"error": 0, "warning": 1, "note": 2}
@@ -305,17 +305,18 @@ def _without(name: str, message: str) -> str:
     return message
 
 
-def _sizes(parts: list[Part]) -> list[Finding]:
+def sizes(train: Any, evaluation: Any) -> list[Finding]:
+    """Notes on few rows and on an unusual share to evaluate on. Any: data sets; None, a stream."""
     found = []
-    rows = {part.name: part.rows for part in parts}
-    if rows["train"] < FEW_ROWS:
-        text = f"{row_count(rows['train'])} are few: under {FEW_ROWS}, runs may differ by chance"
-        found.append(Finding("few_rows", "note", "train", rows["train"], (), text))
-    if "eval" in rows:
-        share = rows["eval"] / (rows["eval"] + rows["train"])
+    rows = [len(data) if hasattr(data, "__len__") else None for data in (train, evaluation)]
+    if rows[0] is not None and rows[0] < FEW_ROWS:
+        text = f"{row_count(rows[0])} are few: under {FEW_ROWS:,}, runs may differ by chance"
+        found.append(Finding("few_rows", "note", "train", rows[0], (), text))
+    if rows[0] is not None and rows[1] is not None:
+        share = rows[1] / (rows[1] + rows[0])
         if not EVAL_SHARE[0] <= share <= EVAL_SHARE[1]:
             text = f"{share:.1%} of all rows are for evaluation; 5 % to 20 % is usual"
-            found.append(Finding("eval_share", "note", "eval", rows["eval"], (), text))
+            found.append(Finding("eval_share", "note", "eval", rows[1], (), text))
     return found
 
 

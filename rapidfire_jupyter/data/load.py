@@ -49,6 +49,19 @@ _SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "http": "aiohttp requests",
+    "https": "aiohttp requests",
+    "sftp": "paramiko",
+}  # that fsspec opens these URLs with
+_OFFLINE = "HF_HUB_OFFLINE switches the Hub off; unset it, or give a path of this machine"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -185,7 +198,7 @@ def _saved(path: str, storage_options: Mapping[str, Any] | None) -> Any:
         names = ("dataset_dict.json", "state.json")
         if not fs.isdir(root) or not any(fs.isfile(f"{root.rstrip('/')}/{name}") for name in names):
             return None
-    except (OSError, ValueError, ImportError):
+    except Exception:  # told by who looks for files there
         return None
     return load_from_disk(path, storage_options=dict(storage_options or {}) or None)
 
@@ -195,12 +208,20 @@ def _found(
 ) -> list[File] | None:
     """The files a path, glob or folder stands for; None if there are none and it may be a name."""
     from fsspec.core import url_to_fs
+    from huggingface_hub import is_offline_mode
 
     try:
         fs, root = url_to_fs(path, **(storage_options or {}))
         listed = _listed(fs, root)
-    except (OSError, ValueError, ImportError) as error:
+    except ImportError as error:
+        package = _PACKAGES.get(path.partition("://")[0], f"... ({error})")
+        raise DataError(
+            f"{path} needs a package that is not installed: pip install {package}"
+        ) from error
+    except Exception as error:  # what a storage's client may raise
         raise DataError(f"{path} cannot be opened: {error}; check the path") from error
+    if listed is None and path.startswith("hf://") and is_offline_mode():
+        raise DataError(f"{path} cannot be looked for: {_OFFLINE}")
     if listed is None:
         if _HUB_NAME.fullmatch(path) and _kind(path) is None and not path.startswith("."):
             return None
@@ -338,13 +359,15 @@ def _pick(splits: Mapping[str, Any], split: str | None, what: str) -> Any:
 def _from_hub(name: str, split: str | None, options: Mapping[str, Any]) -> Any:
     """A data set of the Hub, loaded by datasets."""
     from datasets import load_dataset
+    from huggingface_hub import is_offline_mode
 
     try:
         loaded = load_dataset(name, split=split, **options)
     except Exception as error:  # what the Hub, its client and a data set's files may raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        fix = _OFFLINE if is_offline_mode() else "check the name, or the path"
         raise DataError(
             f"{name!r} is no file or folder here, and the Hub did not give a data set of that "
-            f"name: {reason}; check the name, or the path"
+            f"name: {reason}; {fix}"
         ) from error
     return _pick(loaded, split, name) if isinstance(loaded, dict) else loaded

@@ -268,11 +268,14 @@ def default_create_model(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """Load `model_name` from the hub, a local folder, or a GGUF file.
 
     `model_kwargs` go to `AutoModelForCausalLM.from_pretrained`, `tokenizer_kwargs` to that of the
-    tokenizer. A reward model gets a head of one number, which each run draws from its own seed.
+    tokenizer; code that comes with either is run only if these say `trust_remote_code=True`. A
+    reward model gets a head of one number, which each run draws from its own seed.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    name, model_kwargs = str(config["model_name"]), dict(config["model_kwargs"])
+    name = str(config["model_name"])
+    # Where nothing is said, transformers would ask in the cell.
+    model_kwargs = {"trust_remote_code": False, **config["model_kwargs"]}
     if name.endswith(".gguf"):
         from transformers import GgufConfig
 
@@ -296,11 +299,8 @@ def default_tokenizer(config: Mapping[str, Any]) -> Any:
     """The tokenizer of `default_create_model`, without its model."""
     from transformers import AutoTokenizer
 
-    name, kwargs, given = (
-        config["model_name"],
-        dict(config["tokenizer_kwargs"]),
-        config["tokenizer"],
-    )
+    name, given = config["model_name"], config["tokenizer"]
+    kwargs = {"trust_remote_code": False, **config["tokenizer_kwargs"]}
     if given is not None and not isinstance(given, str):
         return given
     if str(name).endswith(".gguf"):
