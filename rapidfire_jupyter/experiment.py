@@ -345,19 +345,29 @@ class Experiment:
         """Everything that happened, in order."""
         return self._log.since(0)
 
-    def chunks(self) -> "Balance":
+    def chunks(self, tokenizer: Any = None) -> "Balance":
         """How alike the chunks of the training data are; `.figure()` draws it.
+
+        Args:
+            tokenizer: Measures again, by its tokens instead of words, for as long as this kernel
+                has the data. Any: a tokenizer of transformers.
 
         Raises:
             OpError: Nothing was trained yet, or on a stream, whose chunks are shares of steps.
         """
         from rapidfire_jupyter import fitting
-        from rapidfire_jupyter.data.balance import Balance
+        from rapidfire_jupyter.data.balance import Balance, measure
 
         file = self.folder / fitting.CHUNKS
         if not file.exists():
             raise OpError("chunks are measured when run_fit begins, on data that is no stream")
-        return Balance.of(json.loads(file.read_text(encoding="utf-8")))
+        if tokenizer is None:
+            return Balance.of(json.loads(file.read_text(encoding="utf-8")))
+        fit = self._fit or self._ended
+        if fit is None:
+            raise OpError("tokens are counted in the data: run the cell with run_fit first")
+        data = fit.executor.data
+        return measure(data.train, data.plan, (self._state.fit or {}).get("stratify"), tokenizer)
 
     def run(self, run_id: int) -> "RunView":
         """The run with this id.

@@ -66,6 +66,25 @@ def test_divergences_are_those_of_their_definition():
     assert [chunk.words for chunk in found.chunks] == [6, 6]
 
 
+def test_tokens_are_counted_where_a_tokenizer_is_given_or_the_data_are_token_ids():
+    rows = [{"prompt": f"how {n}", "completion": " order" * (n % 3)} for n in range(40)]
+    plan = make_plan(40, 42, 2, None)
+    tokenizer = tiny.tokenizer()
+    ids = [tokenizer(f"{r['prompt']} {r['completion']}", add_special_tokens=False)["input_ids"]
+           for r in rows]  # fmt: skip
+
+    words = balance.measure(load_data(rows), plan)
+    tokens = balance.measure(load_data(rows), plan, tokenizer=tokenizer)
+    given = balance.measure(load_data([{"input_ids": row} for row in ids]), plan)
+
+    assert (words.unit, tokens.unit, given.unit) == ("words", "tokens", "tokens")
+    assert sum(chunk.words for chunk in tokens.chunks) == sum(map(len, ids))
+    assert tokens == given != words
+    assert "tokens 0.0" in repr(tokens) and "words 0.0" in repr(words)
+    assert tokens.figure().data[0].name == "tokens"
+    assert balance.Balance.of({k: v for k, v in words.to_dict().items() if k != "unit"}) == words
+
+
 def test_a_shuffle_is_hardly_ever_called_uneven_whatever_its_seed():
     data = load_data(sorted_rows(400))
 
@@ -166,6 +185,9 @@ def test_a_stratified_run_equals_plain_trl_in_that_order_also_where_rows_are_dro
         assert run.status == "completed", run.trace
         assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), run.name)
     assert exp.chunks().strategy == "stratified"
+    by_tokens = exp.chunks(tiny.tokenizer())
+    assert (by_tokens.strategy, by_tokens.unit) == ("stratified", "tokens")
+    assert by_tokens.chunks[0].groups == exp.chunks().chunks[0].groups
     assert exp.chunks().chunks[0].groups == pytest.approx(
         {"0": 1 / 3, "1": 1 / 3, "2": 1 / 3}, abs=0.11
     )

@@ -1,13 +1,15 @@
 """How alike the chunks of a plan are, and strata that make them more so.
 
 Each chunk is compared with all rows: by the words in it (its unigrams, before any tokenising, so
-that one figure holds for all runs), and by how long its rows are. The measure is the Jensen-Shannon
+that one figure holds for all runs; by tokens where a tokenizer is given or the data are token ids),
+and by how long its rows are. The measure is the Jensen-Shannon
 divergence to base 2, JS = (KL(c || m) + KL(w || m)) / 2 with m = (c + w) / 2: 0 for equal, 1 bit for
 disjoint distributions; the Kullback-Leibler divergence KL(c || w) is told too. A chunk of few rows
 differs by chance, so each figure stands beside that of random chunks of the same size: `DRAWS`
 seeded shuffles of the rows. Over their mean plus `DEVIATIONS` standard deviations it is no chance.
 """  # noqa: E501
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -29,6 +31,7 @@ LENGTHS = 16  # bins of row lengths, by quantiles
 STRATA_LENGTHS = 8
 SAMPLE_ROWS = 50_000  # rows that are measured, at most,
 SAMPLE_CHARACTERS = 10_000_000  # and their text
+TOKENIZED_ROWS = 1000  # at once
 MOST_CHUNKS = 64  # that are measured
 MOST_GROUPS = 12
 Numbers = Any  # a numpy array
@@ -41,10 +44,10 @@ class Chunk:
     """One chunk beside all rows. Divergences in bits.
 
     Attributes:
-        words: In its rows; estimated where not all rows were measured.
-        word_js, word_kl: Of its words.
+        words: In its rows, or tokens; estimated where not all rows were measured.
+        word_js, word_kl: Of its words, or tokens.
         word_chance, word_limit: JS of random chunks of its size: mean, and what no chance exceeds.
-        length_js, length_kl, length_chance, length_limit: The same of its rows' lengths in words.
+        length_js, length_kl, length_chance, length_limit: The same of its rows' lengths in these.
         groups: Share of its rows in each value of a column.
     """
 
@@ -73,12 +76,14 @@ class Balance:
     Attributes:
         measured: Rows that were looked at.
         chunks: Of the first `MOST_CHUNKS` chunks.
+        unit: What was counted: "words" or "tokens".
     """
 
     strategy: str
     rows: int
     measured: int
     chunks: tuple[Chunk, ...]
+    unit: str = "words"
 
     @property
     def uneven(self) -> tuple[int, ...]:
@@ -106,11 +111,14 @@ class Balance:
             raise DataError("figures need the package plotly; run `pip install plotly`") from error
         drawn = go.Figure()
         numbers = list(range(1, len(self.chunks) + 1))
-        for what, color in (("word", "#2a6fdb"), ("length", "#d9822b")):
+        for what, named, color in (
+            ("word", self.unit, "#2a6fdb"),
+            ("length", "lengths", "#d9822b"),
+        ):
             for key, name, dash in (
-                ("js", f"{what}s", "solid"),
-                ("chance", f"{what}s of random chunks", "dot"),
-                ("limit", f"{what}s: no chance above", "dash"),
+                ("js", named, "solid"),
+                ("chance", f"{named} of random chunks", "dot"),
+                ("limit", f"{named}: no chance above", "dash"),
             ):
                 drawn.add_scatter(
                     x=numbers,
@@ -131,26 +139,29 @@ class Balance:
         lines = [f"{self.rows} rows in chunks of strategy {self.strategy!r}; divergences in bits"]
         for number, chunk in enumerate(self.chunks, start=1):
             lines.append(
-                f"chunk {number}: {chunk.rows} rows, words {chunk.word_js:.4f} "
+                f"chunk {number}: {chunk.rows} rows, {self.unit} {chunk.word_js:.4f} "
                 f"(chance {chunk.word_chance:.4f}), lengths {chunk.length_js:.4f} "
                 f"(chance {chunk.length_chance:.4f}){', uneven' if chunk.uneven else ''}"
             )
         return "\n".join(lines)
 
 
-def measure(data: Any, plan: ChunkPlan, column: str | None = None) -> Balance:
+def measure(
+    data: Any, plan: ChunkPlan, column: str | None = None, tokenizer: Any = None
+) -> Balance:
     """Measure the chunks of a plan.
 
     Args:
         data: The data set it is of. Any: a datasets.Dataset.
         plan: The plan; its first epoch is measured.
         column: Whose values to count in each chunk.
+        tokenizer: Counts its tokens instead of words. Any: a tokenizer of transformers.
 
     Raises:
         DataError: There is no such column.
     """
     strategy = "stratified" if plan.strata else "shuffle"
-    return measure_order(data, plan.order(0), plan.starts, strategy, column)
+    return measure_order(data, plan.order(0), plan.starts, strategy, column, tokenizer)
 
 
 def measure_order(
@@ -159,6 +170,7 @@ def measure_order(
     starts: Sequence[int],
     strategy: str,
     column: str | None = None,
+    tokenizer: Any = None,
 ) -> Balance:
     """Measure chunks of rows in any order, see `measure`."""
     table = layouts.as_table(data)
@@ -169,7 +181,7 @@ def measure_order(
     chunk_of = np.searchsorted(starts, place, side="right") - 1
     sizes = np.bincount(chunk_of, minlength=len(starts))
     sample = _sample(table)
-    words, lengths = _words(row_texts(table.take(pa.array(sample))))
+    unit, words, lengths = _counted(table.take(pa.array(sample)), tokenizer)
     bins = np.searchsorted(_edges(lengths, LENGTHS), lengths, side="right")
     of = chunk_of[sample]
     shown = range(min(len(starts), MOST_CHUNKS))
@@ -198,7 +210,7 @@ def measure_order(
         )
         for k in shown
     )
-    return Balance(strategy, rows, len(sample), chunks)
+    return Balance(strategy, rows, len(sample), chunks, unit)
 
 
 def balanced(
@@ -294,10 +306,35 @@ def _sample(table: pa.Table) -> Numbers:
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
 
 
-def _words(texts: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
-    """A number for each word of all rows, and how many words each row has."""
-    lists = pc.utf8_split_whitespace(texts).combine_chunks()
-    lengths = np.asarray(pc.list_value_length(lists).to_numpy(zero_copy_only=False))
+def _counted(table: pa.Table, tokenizer: Any) -> tuple[str, Numbers, Numbers]:
+    """What is counted, a number for each of these in all rows, and how many each row has."""
+    if tokenizer is not None:
+        return "tokens", *_numbered(_tokens(row_texts(table), tokenizer))
+    with contextlib.suppress(DataError):
+        layout = layouts.recognise(table)
+        if layout.kind == "tokens":
+            name = dict(layout.columns)["input_ids"][0]
+            return "tokens", *_numbered(table.column(name).combine_chunks())
+    words = pc.utf8_split_whitespace(row_texts(table)).combine_chunks()
+    return "words", *_numbered(words)
+
+
+def _tokens(texts: pa.ChunkedArray, tokenizer: Any) -> pa.Array:
+    """The token ids of each text, without those that a tokenizer puts around it."""
+    ids = [
+        row
+        for start in range(0, len(texts), TOKENIZED_ROWS)
+        for row in tokenizer(
+            texts.slice(start, TOKENIZED_ROWS).to_pylist(), add_special_tokens=False
+        )["input_ids"]
+    ]
+    return pa.array(ids, pa.list_(pa.int32()))
+
+
+def _numbered(lists: pa.Array) -> tuple[Numbers, Numbers]:
+    """A number for each item of all rows' lists, and how many each row has."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0)
+    lengths = np.asarray(counts.to_numpy(zero_copy_only=False))
     encoded = lists.flatten().dictionary_encode()
     codes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False))
     counts = np.bincount(codes, minlength=1)

@@ -124,7 +124,7 @@ def _data(actions: Actions, args: Args) -> Reply:
     if not file.exists():
         return Reply({"chunks": [], "measured": 0, "rows": 0})
     found = json.loads(file.read_text(encoding="utf-8"))
-    return Reply({key: found[key] for key in ("chunks", "measured", "rows")})
+    return Reply({key: found[key] for key in ("chunks", "measured", "rows", "unit")})
 
 
 def _samples(actions: Actions, args: Args) -> Reply:

@@ -220,7 +220,7 @@ class Ask(TypedDict):
     - "config": {"run"}; {"values": {path: value}}.
     - "log": {"run", "lines": 200}; {"text"}: the end of its train.log, and its trace if it failed.
     - "peek": {"run"}; {"rows": [[{"text", "learned": bool}]]}.
-    - "data": nothing; {"chunks": [Chunk], "rows", "measured"}: the balance of the chunks, as
+    - "data": nothing; {"chunks": [Chunk], "rows", "measured", "unit"}: balance of the chunks, as
       `data.balance` measures it; no chunks where they are shares of steps.
     - "export": {"format": "csv"|"parquet"|"html"|"adapter", "run"?}; {"file": name, "mime"} and the
       bytes as buffer, or {"path"} for the adapter's folder (relative to the kernel's directory).

@@ -65,7 +65,7 @@ function createData(view) {
 
 /**
  * Rows, words and groups of each chunk, and how far it is from all rows, with what chance alone would make of it.
- * @param {{chunks: Chunk[], rows: number, measured: number}} data
+ * @param {{chunks: Chunk[], rows: number, measured: number, unit: string}} data
  */
 function balanceTable(data) {
   const chunks = data.chunks;
@@ -84,6 +84,7 @@ function balanceTable(data) {
     const text = `${showNumber(chunk[`${what}_js`])}${over ? " uneven" : ""}`;
     return h("td", { class: over ? "rf-number rf-error" : "rf-number", title: told }, text);
   };
+  const unit = data.unit === "tokens" ? "Tokens" : "Words";
   const sample =
     data.measured < data.rows ? ` Measured on ${showNumber(data.measured)} of ${showNumber(data.rows)} rows.` : "";
   return h(
@@ -103,7 +104,7 @@ function balanceTable(data) {
         h(
           "tr",
           null,
-          ["Chunk", "Rows", "Words", "", "Words apart", "Lengths apart", ...groups].map((text) =>
+          ["Chunk", "Rows", unit, "", `${unit} apart`, "Lengths apart", ...groups].map((text) =>
             h(text ? "th" : "td", { scope: text ? "col" : null }, text),
           ),
         ),
