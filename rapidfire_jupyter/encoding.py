@@ -45,14 +45,20 @@ def encode(value: object) -> Any:  # Any: what JSON holds
     return _encode(value, _Walk(), (), True)
 
 
-def same_key(config: RunConfig) -> tuple[str, tuple[int, ...]]:
+def same_key(
+    config: RunConfig, leaving_out: frozenset[str] = frozenset()
+) -> tuple[str, tuple[int, ...]]:
     """Equal for two configs that train the same; valid while both configs are alive.
 
     Objects that show only a summary of themselves (a model, a tensor) count as the same only if
     they are one object.
+
+    Args:
+        leaving_out: Dotted names, as `flatten` gives them, that may differ.
     """
     walk = _Walk()
-    text = json.dumps(_encode(flatten(config), walk, (), True), sort_keys=True)
+    compared = {name: v for name, v in flatten(config).items() if name not in leaving_out}
+    text = json.dumps(_encode(compared, walk, (), True), sort_keys=True)
     return text, tuple(map(id, walk.opaque))
 
 

@@ -329,7 +329,8 @@ class Experiment:
             return "halted"
         if not self._state.runs:
             return "empty"
-        if self._fit is None or self._state.ended:
+        starting = self._fitting.locked()  # its runs are known before it trains
+        if not starting and (self._fit is None or self._state.ended):
             return "ended"
         if self._state.paused:
             return "paused"

@@ -34,6 +34,7 @@ TRAINING = {
     "rdrop",
     "recovery",
     "references",
+    "rehearsals",
     "relief",
     "residency",
     "rewards",

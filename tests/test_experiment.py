@@ -264,6 +264,17 @@ def test_an_experiment_whose_folder_was_deleted_is_made_anew(tmp_path):
     assert [run.status for run in Experiment("exp", root=tmp_path).runs] == ["completed"] * 2
 
 
+def test_it_is_running_from_its_first_run_on(experiment):
+    exp = experiment()
+    seen = []
+    exp._log.subscribe(lambda event: exp.state.runs and seen.append(exp.status))
+
+    exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), num_chunks=1, block=True)
+
+    assert seen[:2] == ["running"] * 2
+    assert set(seen) == {"running", "idle"}
+
+
 def test_a_first_try_in_which_nothing_was_trained_does_not_bind_the_name(experiment):
     def broken(config):
         raise RuntimeError("no such model")

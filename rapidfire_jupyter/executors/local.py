@@ -27,6 +27,7 @@ from rapidfire_jupyter.training import (
 from rapidfire_jupyter.training.budget import Budget
 from rapidfire_jupyter.training.frozen import FrozenModels
 from rapidfire_jupyter.training.references import References
+from rapidfire_jupyter.training.rehearsals import Rehearsals
 
 OFFLOAD = "offload"  # folder of what neither device nor host memory holds
 Emit = Callable[..., Any]  # emit(kind, run, sync=..., **data)
@@ -58,6 +59,7 @@ class LocalExecutor:
         self._emit = emit
         self._prepared = prepared.PreparedData()
         self._frozen, self.references = FrozenModels(self._hold), References()
+        self._rehearsals = Rehearsals()
         self._bases: list[models.Base] = []
         self._sessions: dict[int, session.Session] = {}
         self._pinned: dict[int, set[int]] = {}
@@ -92,6 +94,7 @@ class LocalExecutor:
             prepared=self._prepared,
             frozen=self._frozen,
             references=self.references,
+            rehearsals=self._rehearsals,
             base=lambda: self._base(order.config),
             resume=resume,
             source=order.source if resume is None else None,
@@ -182,6 +185,7 @@ class LocalExecutor:
         shutil.rmtree(self._folder / OFFLOAD, ignore_errors=True)
         self._frozen.clear()
         self.references.clear()
+        self._rehearsals.clear()
         self._prepared.clear()
 
     def check_targets(self, config: RunConfig) -> None:

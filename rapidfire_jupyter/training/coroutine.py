@@ -76,6 +76,7 @@ from rapidfire_jupyter.training.models import (
     check_untouched,
     skeleton,
 )
+from rapidfire_jupyter.training.rehearsals import Rehearsal
 
 _HOOKS = (
     "_maybe_log_save_evaluate",
@@ -404,9 +405,9 @@ class Coroutine:
             row_bytes, measured = self._extra.get("activations", (0, False))
             kept = row_bytes * trainer.args.per_device_train_batch_size
         else:
-            with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
-                self._draws, inexact = watching.rehearse(trainer), ()
-            kept, measured = estimates.activations(trainer, found)
+            told = task.rehearsals.get(task.config, self._rehearse)
+            self._draws, inexact = told.draws, ()
+            kept, measured = told.activations, told.measured
             ahead = tuple(f"a restart will not be exact: {r}" for r in self._restart_reasons())
             notes = (*notes, *ahead)
         self._needs = needs = replace(needs, activations=kept, measured=measured)
@@ -419,6 +420,12 @@ class Coroutine:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
         disk_bytes = 3 * needs.gradients  # weights and two moments
         return Prepared(schedule, self._start, base.name, disk_bytes, inexact, notes, needs)
+
+    def _rehearse(self) -> Rehearsal:
+        trainer = self._trainer
+        with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
+            draws = watching.rehearse(trainer)
+        return Rehearsal(draws, *estimates.activations(trainer, found))
 
     def _restart_reasons(self) -> tuple[str, ...]:
         """Why a run that goes on from a checkpoint may not be exact."""

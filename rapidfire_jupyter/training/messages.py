@@ -13,6 +13,7 @@ from rapidfire_jupyter.training.memory import Phase
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
 from rapidfire_jupyter.training.references import References
+from rapidfire_jupyter.training.rehearsals import Rehearsals
 from rapidfire_jupyter.training.residency import Room
 
 
@@ -35,6 +36,7 @@ class Task:
     prepared: PreparedData
     frozen: FrozenModels
     references: References
+    rehearsals: Rehearsals
     base: Callable[[], Base]
     resume: checkpoints.Checkpoint | None
     source: Path | None

@@ -1,7 +1,18 @@
 """One server and one Chromium for all browser tests of a worker."""
 
+import itertools
+import re
+
 import pytest
 from browser import chromium, jupyterlab, open_lab
+
+_tries = itertools.count(1)
+
+
+@pytest.fixture
+def name(request):
+    """A name for a notebook and its experiment: a second try must not go on with the first's."""
+    return re.sub(r"\W+", "-", request.node.name)[:60] + f"-{next(_tries)}"
 
 
 @pytest.fixture(scope="module")

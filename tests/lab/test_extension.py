@@ -51,9 +51,8 @@ def start(page, lab, name, *cells):
 
 
 @pytest.fixture
-def training(page, lab, request):
+def training(page, lab, name):
     """A page with a notebook whose kernel trains two long runs."""
-    name = re.sub(r"\W+", "-", request.node.name)[:60]
     start(page, lab, name, LONG.format(name=name))
     page.wait_for_selector(".rf-Run")
     return page

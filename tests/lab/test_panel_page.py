@@ -1,6 +1,5 @@
 """The panel in a real JupyterLab, on a real training: live, clicked, reloaded, flooded."""
 
-import re
 
 import pytest
 from browser import ask_kernel, command, open_notebook, ready, run_all
@@ -20,9 +19,8 @@ POINTS = """() => [...document.querySelectorAll(".rf-curves tbody tr")]
     .map((row) => Number(row.children[1].textContent))"""
 
 
-def start(page, lab, request, *cells, epochs=200, wait=True):
+def start(page, lab, name, *cells, epochs=200, wait=True):
     """A notebook with a panel under its second cell, and the cells given after it."""
-    name = re.sub(r"\W+", "-", request.node.name)[:60]
     fit = FIT.format(name=name, epochs=epochs)
     open_notebook(page, lab, f"{name}.ipynb", [TRAIN, fit, *cells])
     if wait:
@@ -31,7 +29,6 @@ def start(page, lab, request, *cells, epochs=200, wait=True):
         page.evaluate("() => void window.jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_selector(".rf-panel tr[data-run='2']")
     page.locator(".rf-grid").first.scroll_into_view_if_needed()  # out of sight it is not drawn
-    return name
 
 
 def numbers(page):
@@ -53,9 +50,9 @@ def finished(page):
     )
 
 
-def test_a_click_is_answered_while_a_cell_blocks(page, lab, request):
+def test_a_click_is_answered_while_a_cell_blocks(page, lab, name):
     page.set_viewport_size({"width": 1700, "height": 900})  # wide enough for buttons in the rows
-    start(page, lab, request, "import time\ntime.sleep(15)\ndone = True", wait=False)
+    start(page, lab, name, "import time\ntime.sleep(15)\ndone = True", wait=False)
     page.wait_for_function(
         "() => document.querySelectorAll('.jp-InputPrompt')[2].innerText == '[*]:'"
     )
@@ -68,8 +65,8 @@ def test_a_click_is_answered_while_a_cell_blocks(page, lab, request):
     assert page.locator("tr[data-run='1'] [data-status]").first.get_attribute("data-status")
 
 
-def test_ten_reloads_bring_back_every_point(page, lab, request):
-    start(page, lab, request, epochs=4)
+def test_ten_reloads_bring_back_every_point(page, lab, name):
+    start(page, lab, name, epochs=4)
     finished(page)
     command(page, "docmanager:save")
     page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
@@ -84,8 +81,8 @@ def test_ten_reloads_bring_back_every_point(page, lab, request):
         page.wait_for_function(f"() => String(({POINTS})()) === '{','.join(map(str, logged))}'")
 
 
-def test_two_views_agree(page, lab, request):
-    start(page, lab, request, "exp.panel()", epochs=4)
+def test_two_views_agree(page, lab, name):
+    start(page, lab, name, "exp.panel()", epochs=4)
     page.wait_for_function("() => document.querySelectorAll('.rf-panel').length === 2")
     finished_in_both = (
         "() => [...document.querySelectorAll('.rf-panel tbody [data-status=completed]')]"
@@ -97,7 +94,7 @@ def test_two_views_agree(page, lab, request):
     assert tables[0] == tables[1]
 
 
-def test_after_a_flood_of_prints_the_curves_equal_the_log(page, lab, request):
+def test_after_a_flood_of_prints_the_curves_equal_the_log(page, lab, name):
     flood = (
         "import sys\n"
         "end = time.time() + 8\n"
@@ -105,7 +102,7 @@ def test_after_a_flood_of_prints_the_curves_equal_the_log(page, lab, request):
         "    sys.stdout.write('x' * 100_000 + '\\n'); sys.stdout.flush(); time.sleep(0.02)\n"
         "from IPython.display import clear_output; clear_output()"
     )
-    start(page, lab, request, flood, "exp.stop(1); exp.stop(2)", wait=True)
+    start(page, lab, name, flood, "exp.stop(1); exp.stop(2)", wait=True)
     numbers(page)
     page.wait_for_function(
         "() => [...document.querySelectorAll('.rf-panel tbody [data-status=stopped]')].length === 2"
@@ -117,7 +114,7 @@ def test_after_a_flood_of_prints_the_curves_equal_the_log(page, lab, request):
     )
 
 
-def test_markup_in_an_experiments_name_is_shown_as_text(page, lab, request):
+def test_markup_in_an_experiments_name_is_shown_as_text(page, lab, name):
     cell = (
         "evil = Experiment('<img src=x onerror=globalThis.hit=1>')\n"
         "evil.run_fit(grid([1e-2], 2), tiny.create_model, tiny.sft_rows(16), num_chunks=2)"

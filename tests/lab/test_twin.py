@@ -12,8 +12,8 @@ TWINS = """() => [...document.querySelectorAll("[class^='rapidfire-twin-']")].ma
 }))"""
 
 
-def test_the_twin_is_seen_only_where_no_live_view_is(page, lab, request):
-    name = start(page, lab, request, epochs=2)
+def test_the_twin_is_seen_only_where_no_live_view_is(page, lab, name):
+    start(page, lab, name, epochs=2)
     finished(page)
     page.wait_for_function(f"() => ({TWINS})()[0].text.includes('2 completed')")
     (beside,) = page.evaluate(TWINS)
