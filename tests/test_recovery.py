@@ -37,9 +37,8 @@ def configs():
 def cells(root, end=True):
     """The notebook: training, a warm clone, waiting."""
     exp = Experiment("exp", root=root)
-    exp.run_fit(
-        configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3
-    )
+    data = (tiny.sft_rows(12), tiny.sft_rows(24)[20:])
+    exp.run_fit(configs(), tiny.create_model, *data, num_chunks=3, eval_budget=1.0)
     exp.run(1).wait(120)
     exp.clone(1, {"learning_rate": 2e-3, "num_train_epochs": 3}, warm=True).wait(60)
     exp.wait(120)
@@ -198,9 +197,8 @@ def _full_disk(root, path, limit):
 
     torch.set_num_threads(1)
     exp = Experiment("exp", root=root)
-    exp.run_fit(
-        configs(), tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(24)[20:], num_chunks=3
-    )
+    data = (tiny.sft_rows(12), tiny.sft_rows(24)[20:])
+    exp.run_fit(configs(), tiny.create_model, *data, num_chunks=3, eval_budget=1.0)
     exp._log.subscribe(
         lambda e: (
             e.kind == "slice_ended" and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -420,7 +418,7 @@ def test_a_crash_between_moving_a_folder_and_its_event_leaves_nothing_lost(tmp_p
 
     again = Experiment("exp", root=tmp_path)
     data = (tiny.sft_rows(12), tiny.sft_rows(24)[20:])
-    again.run_fit(configs(), tiny.create_model, *data, num_chunks=3)
+    again.run_fit(configs(), tiny.create_model, *data, num_chunks=3, eval_budget=1.0)
     again.wait(60)
 
     assert [run.status for run in again.runs] == ["completed", "completed", "deleted"]

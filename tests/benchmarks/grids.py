@@ -48,6 +48,14 @@ GRIDS = {
         "warm_ups": (0.0, 0.3),
         "batches": (8,),
     },
+    # Curves that cross late: rates that fall to nothing win where constant ones lead for long.
+    "crossing": {
+        "rates": (3e-3, 1e-2, 3e-2),
+        "warm_ups": (0.0, 0.5),
+        "batches": (8,),
+        "schedules": ("constant_with_warmup", "cosine"),
+        "modules": ("all",),
+    },
 }
 
 
@@ -149,20 +157,21 @@ class Setting:
 
     def group(self, grid):
         """The config group of a grid."""
+        values = {"schedules": ("cosine",), "modules": tuple(MODULES), **GRIDS[grid]}
         return RFModelConfig(
             List(list(BASES)),
             peft_config=List(
                 [
                     RFLoraConfig(r=r, lora_alpha=2 * r, target_modules=modules)
                     for r in (8, 32)
-                    for modules in MODULES.values()
+                    for modules in (MODULES[name] for name in values["modules"])
                 ]
             ),
             training_args=RFSFTConfig(
-                learning_rate=List(GRIDS[grid]["rates"]),
-                per_device_train_batch_size=List(GRIDS[grid]["batches"]),
-                warmup_steps=List(GRIDS[grid]["warm_ups"]),
-                lr_scheduler_type="cosine",
+                learning_rate=List(values["rates"]),
+                per_device_train_batch_size=List(values["batches"]),
+                warmup_steps=List(values["warm_ups"]),
+                lr_scheduler_type=List(values["schedules"]),
                 num_train_epochs=1,
                 max_length=MAX_LENGTH,
                 logging_steps=1,
