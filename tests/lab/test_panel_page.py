@@ -1,6 +1,5 @@
 """The panel in a real JupyterLab, on a real training: live, clicked, reloaded, flooded."""
 
-
 import pytest
 from browser import ask_kernel, command, open_notebook, ready, run_all
 from test_extension import TRAIN
