@@ -123,7 +123,7 @@ def _data(actions: Actions, args: Args) -> Reply:
     file = actions.folder / "chunks.json"
     if not file.exists():
         return Reply({"chunks": [], "measured": 0, "rows": 0})
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = {"unit": "words", **json.loads(file.read_text(encoding="utf-8"))}
     return Reply({key: found[key] for key in ("chunks", "measured", "rows", "unit")})
 
 

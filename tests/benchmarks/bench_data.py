@@ -1,8 +1,9 @@
-"""(e) How long a million short rows take to be loaded and checked, and how much memory.
+"""(e) How long a million short rows take until a fit could begin, and how much memory.
 
-Each measurement is a fresh process on two cores. Seconds are those of `load_data` and `check_data`
-without a tokenizer; memory is what the process had at most, less what it had with everything
-imported, over the Arrow memory of the rows.
+Each measurement is a fresh process on two cores: `load_data`, `check_data` without a tokenizer, the
+plan's order of the first epoch, and the balance of its chunks. Beside wall time stands the time of
+the processor, which neighbours on the machine do not change. Memory is what the process had at
+most; and that less what it had with everything imported, over the Arrow memory of the rows.
 """
 
 import json
@@ -11,11 +12,14 @@ import os
 import resource
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from figures import arguments, median, show
 
-MICROSECONDS = 20  # a row, both together: 50,000 rows/s
+MICROSECONDS = 20  # a row, all together: 50,000 rows/s
+STAGES = ("load", "check", "plan", "balance")
+CHUNKS = 8
 KINDS = ("jsonl", "csv", "parquet", "messages.jsonl")
 
 
@@ -27,17 +31,20 @@ def main():
         for kind in KINDS:
             path = Path(folder) / f"rows.{kind}"
             _alone(write, path, rows)
-            measured = [_alone(load_and_check, path, rows) for _ in range(rounds)]
-            loading, checking, memory, arrow = zip(*measured, strict=True)
-            both = [a + b for a, b in zip(loading, checking, strict=True)]
-            note = f"{rows / (sum(both) / rounds):,.0f} rows/s"
+            measured = [_alone(measure, path, rows) for _ in range(rounds)]
+            walls, cpus, most, more, arrow = zip(*measured, strict=True)
             figures = [
-                median("    load", [1e6 * s / rows for s in loading], "µs/row"),
-                median("    check", [1e6 * s / rows for s in checking], "µs/row"),
-                median("(e) load and check", [1e6 * s / rows for s in both], "µs/row",
-                       MICROSECONDS, note),
-                median("    most memory / Arrow's", [a / b for a, b in
-                       zip(memory, arrow, strict=True)], "x", None,
+                median(f"    {stage}", [1e6 * wall[n] / rows for wall in walls], "µs/row", None,
+                       f"{1e6 * min(cpu[n] for cpu in cpus) / rows:.3g} of the processor")
+                for n, stage in enumerate(STAGES)
+            ] + [
+                median("(e) all of it", [1e6 * sum(wall) / rows for wall in walls], "µs/row",
+                       MICROSECONDS, f"{rows * rounds / sum(map(sum, walls)):,.0f} rows/s"),
+                median("    of the processor", [1e6 * sum(cpu) / rows for cpu in cpus], "µs/row",
+                       MICROSECONDS),
+                median("    most memory", [size / 2**20 for size in most], "MiB"),
+                median("    what rows took / Arrow's", [a / b for a, b in
+                       zip(more, arrow, strict=True)], "x", None,
                        f"{arrow[0] / 2**20:.0f} MiB of rows"),
             ]  # fmt: skip
             show(f"{rows:,} rows of {kind}, {rounds} rounds", figures, options.json)
@@ -73,23 +80,37 @@ def write(path, rows):
     (csv.write_csv if path.suffix == ".csv" else parquet.write_table)(table, str(path))
 
 
-def load_and_check(path, rows):
-    """Seconds of loading and of checking, bytes of memory at most and of the rows in Arrow."""
+def measure(path, rows):
+    """Seconds of each stage by the wall and of the processor, most memory, and what rows took."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    from rapidfire_jupyter.data import balance
     from rapidfire_jupyter.data.check import check_data
     from rapidfire_jupyter.data.load import load_data
+    from rapidfire_jupyter.data.plan import make_plan
 
-    check_data(load_data([{"prompt": "p", "completion": "c"}]))  # imports what is needed
+    small = load_data([{"prompt": f"p {n}", "completion": "c"} for n in range(8)])
+    check_data(small)  # imports what is needed
+    balance.measure(small, make_plan(8, 42, 2, None))
     before = _most_memory()
-    start = time.perf_counter()
+    times = [(time.perf_counter(), time.process_time())]
+
+    def note():
+        times.append((time.perf_counter(), time.process_time()))
+
     data = load_data(path)
-    loaded = time.perf_counter()
+    note()
     report = check_data(data)
-    end = time.perf_counter()
-    assert report.parts[0].rows == rows
+    note()
+    plan = make_plan(len(data), 42, CHUNKS, None)
+    assert len(plan.order(0)) == rows
+    note()
+    found = balance.measure(data, plan)
+    note()
+    assert report.parts[0].rows == found.rows == rows
     assert report.findings[:1] == () or report.findings[0].kind == "few_rows"
-    return loaded - start, end - loaded, _most_memory() - before, data.data.nbytes
+    walls, cpus = ([b - a for a, b in pairwise(column)] for column in zip(*times, strict=True))
+    return walls, cpus, _most_memory(), _most_memory() - before, data.data.nbytes
 
 
 def _most_memory():
