@@ -289,22 +289,41 @@ class Fit:
         """
         if report.storage:
             raise OSError(report.error)
+        known = self.state.runs[run]
         have = relief.means(
             self.executor.create_model is models.default_create_model,
-            self.state.runs[run].checkpoint_step is None,
+            known.checkpoint_step is None and not known.warm,
         )
         relieved = relief.next_relief(self.configs[run], report.memory, self.relieve, have)
+        if report.parked_at is not None:
+            keep = report.parked_at > 0 and not (relieved and relieved.anew)
+            if not self._saved_and_closed(run, report.parked_at, keep):
+                return
         if relieved is not None:
             self.adjust(run, relieved, report.error)
             return
-        error = f"{report.error}; {relief.ADVICE}" if report.memory else report.error
+        error = report.error
+        if report.memory:
+            error += f"; {relief.advice(report.memory)}"
         self.emit("run_failed", run, sync=True, error=error, trace=report.trace)
+
+    def _saved_and_closed(self, run: int, step: int, keep: bool) -> bool:
+        """End a run that was brought back to a boundary; False if it failed as it was saved."""
+        if keep:
+            self.save(run)
+        if not self.executor.is_open(run):
+            return False
+        self.executor.flush()
+        self.executor.close(run)
+        if keep:
+            self.moved(run, step)
+        return True
 
     def adjust(self, run: int, relieved: relief.Relief, why: str) -> None:
         """Let a closed run go on with less memory, from its newest checkpoint."""
         self.configs[run] = modify(self.configs[run], relieved.changes)
         step = self.state.runs[run].checkpoint_step or 0
-        where = f"from its checkpoint of step {step}" if step else "from its start"
+        where = f"from step {step}" if step else "from its start"
         self.emit("run_adjusted", run, sync=True, changes=encode(relieved.changes), why=why)
         self.emit("alert", run, text=f"memory ran out ({why}): goes on {where} {relieved.text}")
         if step:

@@ -9,6 +9,8 @@ import pytest
 import tiny
 import torch
 from oracle import assert_same, plain, sliced
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from rapidfire_jupyter import (
     Experiment,
@@ -16,6 +18,7 @@ from rapidfire_jupyter import (
     RFGRPOConfig,
     RFLoraConfig,
     RFModelConfig,
+    RFRLOOConfig,
     RFSFTConfig,
 )
 from rapidfire_jupyter.changes import modify
@@ -69,6 +72,18 @@ def config(rows=5, times=2, model=None, kind=RFSFTConfig, name=None, **given):
     )
 
 
+def goes_on(exp, run=1):
+    """The steps at which a run was opened again after memory ran out."""
+    steps, waits = [], False
+    for event in exp.events:
+        if event.run == run and event.kind == "run_adjusted":
+            waits = True
+        elif event.run == run and event.kind == "run_prepared" and waits:
+            steps.append(event.data["step"])
+            waits = False
+    return steps
+
+
 def adjusted(exp, run=1):
     return [e.data["changes"] for e in exp.events if e.kind == "run_adjusted" and e.run == run]
 
@@ -101,9 +116,28 @@ def test_a_batch_too_large_from_the_start_becomes_smaller_and_stays_exact(
     assert_same(sliced(exp.run(1)), plain(exp.run(1), tmp_path / "plain"))
 
 
-def test_in_the_middle_that_run_goes_back_to_its_checkpoint_and_the_others_are_untouched(
-    experiment, tmp_path
-):
+class CountSteps(TrainerCallback, ExportableState):
+    """A state that moves within steps: a run with it can go back to a checkpoint only."""
+
+    begun = 0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begun += 1
+
+    def state(self):
+        return {"args": {}, "attributes": {"begun": self.begun}}
+
+
+class RunOutOnce(TrainerCallback):
+    """Memory runs out when the optimizer has written into the weights."""
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        batches["large"] += 1
+        if state.global_step + 1 == 6 and batches["large"] < 7:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_in_the_middle_that_run_goes_back_to_its_last_step_and_the_others_are_untouched(experiment):
     other = config(4, 1, {"dropout": 0.1}, name="other")
     alone = experiment("alone")
     alone.run_fit(other, small_device, tiny.sft_rows(24), num_chunks=3, block=True)
@@ -115,13 +149,69 @@ def test_in_the_middle_that_run_goes_back_to_its_checkpoint_and_the_others_are_u
     run = exp.run(1)
     assert run.status == exp.run(2).status == "completed", run.trace
     assert adjusted(exp)[0]["training_args.per_device_train_batch_size"] == 2
-    recovered = [e.data["step"] for e in exp.events if e.kind == "run_recovered" and e.run == 1]
-    assert recovered == [8]
-    assert f"checkpoint of step {recovered[0]}" in repr(run.exact) and not run.exact
+    assert goes_on(exp) == [9] and 9 not in run.facts.chunk_ends
+    assert "goes on from step 9 with micro-batches of 2 x 2" in repr(run.exact) and not run.exact
     steps = [row["step"] for row in run.rows if "loss" in row]
     assert steps == list(range(1, 19))  # each step once
     assert_same(sliced(exp.run(2)), sliced(alone.run(1)), "the other run")
     assert exp.run(2).exact
+
+
+def test_the_last_step_is_the_same_from_where_it_was_and_from_a_checkpoint(experiment):
+    ended = []
+    for callbacks, seconds in (([], 300), ([CountSteps], 1e-6)):  # saved at each step
+        exp = experiment(f"exp-{seconds}")
+        batches.update(large=0)
+        one = config(4, 2, {"most": 3, "after": 1 + 2 * 4 + 1, "dropout": 0.1}, logging_steps=3)
+        one = one.copy(callbacks=callbacks)
+        exp.run_fit(
+            one,
+            small_device,
+            tiny.sft_rows(56),
+            num_chunks=1,
+            slice_steps=1,
+            checkpoint_seconds=seconds,
+            block=True,
+        )
+        assert exp.run(1).status == "completed", exp.run(1).trace
+        assert adjusted(exp)[0]["training_args.per_device_train_batch_size"] == 2
+        assert goes_on(exp) == [4]  # the second micro-batch of step 5 was too large
+        ended.append(sliced(exp.run(1)))
+
+    assert_same(*ended)
+
+
+def test_what_runs_out_in_the_update_goes_back_to_a_checkpoint(experiment):
+    exp = experiment()
+    one = config(4, 1).copy(callbacks=[RunOutOnce])
+
+    exp.run_fit(one, small_device, tiny.sft_rows(32), num_chunks=2, block=True)
+
+    assert exp.run(1).status == "completed", exp.run(1).trace
+    assert goes_on(exp) == [4] and len(adjusted(exp)) == 1
+
+
+def test_an_evaluation_of_the_trainer_is_done_again_where_it_was(experiment, tmp_path):
+    exp = experiment()
+    own = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8}
+    one = config(2, 1, {"most": 2, "after": 2, "dropout": 0.1}, **own)
+
+    exp.run_fit(
+        one, small_device, tiny.sft_rows(16), tiny.sft_rows(24)[16:], num_chunks=1, block=True
+    )
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    assert goes_on(exp)[0] == 6  # the third evaluation was too large
+    weights, optimizer, rows = sliced(run)
+    alone = plain(run, tmp_path / "plain")
+    assert_same((weights, optimizer, losses(rows)), (*alone[:2], losses(alone[2])))
+    assert [row["step"] for row in rows if "eval_loss" in row] == [2, 4, 6, 8]
+
+
+def losses(rows):
+    """Rows of training, but for those of its end: they tell of one kernel."""
+    return [row for row in rows if "loss" in row]
 
 
 def test_with_the_smallest_micro_batch_it_fails_with_advice_and_the_others_go_on(experiment):
@@ -183,6 +273,71 @@ def test_dpo_and_grpo_become_smaller_too(experiment):
         "training_args.gradient_accumulation_steps": 4,
         "training_args.steps_per_generation": 4,
     }
+
+
+def generating(rows, times, model, kind=RFGRPOConfig, **given):
+    given = {"num_generations": 4, "max_completion_length": 4, **given}
+    return config(rows, times, model, kind, **given).copy(reward_funcs=[tiny.reward_length])
+
+
+@pytest.mark.parametrize("kind", [RFGRPOConfig, RFRLOOConfig])
+def test_a_generation_too_large_makes_fewer_completions_at_a_time_for_the_same_steps(
+    experiment, tmp_path, kind
+):
+    exp = experiment()
+    one = generating(4, 2, {"most": 4}, kind)
+
+    exp.run_fit(one, small_device, tiny.grpo_rows(8), num_chunks=2, block=True)
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    assert adjusted(exp) == [{"training_args.generation_batch_size": 4}]
+    alerts = [e.data["text"] for e in exp.events if e.kind == "alert"]
+    assert any("generating 4 in place of 8 completions at a time" in text for text in alerts)
+    assert run.facts.total_steps == 4 and run.exact
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
+
+
+def test_a_generation_of_one_prompt_that_is_too_large_fails_with_advice(experiment):
+    exp = experiment()
+
+    exp.run_fit(
+        generating(4, 1, {"most": 3}), small_device, tiny.grpo_rows(8), num_chunks=2, block=True
+    )
+
+    run = exp.run(1)
+    assert run.status == "failed" and not adjusted(exp)
+    assert "smaller max_completion_length, fewer num_generations" in run.error
+
+
+@pytest.mark.parametrize(
+    ("rows", "times", "given", "changes"),
+    [
+        (8, 1, {}, {"rows": 4, "times": 2, "generation_batch_size": 4}),
+        (2, 8, {}, {"generation_batch_size": 8}),
+        (2, 2, {"generation_batch_size": 16}, {"generation_batch_size": 8}),
+        (2, 4, {"steps_per_generation": 8}, {"steps_per_generation": 4}),
+        (6, 2, {"num_generations": 6}, {"generation_batch_size": 6}),
+        (4, 1, {}, None),
+    ],
+)
+def test_a_generation_is_of_whole_groups_and_whole_micro_batches(rows, times, given, changes):
+    one = generating(rows, times, None, **given).build()
+    names = {"rows": "per_device_train_batch_size", "times": "gradient_accumulation_steps"}
+
+    found = relief.next_relief(one, "generation", False, HAVE)
+
+    expected = changes and {f"training_args.{names.get(k, k)}": v for k, v in changes.items()}
+    assert (found and dict(found.changes)) == expected
+
+
+def test_an_evaluation_batch_of_completions_is_of_whole_groups():
+    one = generating(4, 1, None, per_device_eval_batch_size=12).build()
+    found = relief.next_relief(one, "evaluation", False, HAVE)
+    smallest = modify(one, found.changes)
+
+    assert dict(found.changes) == {"training_args.per_device_eval_batch_size": 4}
+    assert relief.next_relief(smallest, "evaluation", False, HAVE) is None
 
 
 def cells(root):

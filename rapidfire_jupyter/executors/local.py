@@ -242,7 +242,8 @@ class LocalExecutor:
         self._last = run
         if isinstance(report, messages.Prepared):
             self._base_of[run] = report.base
-        if isinstance(report, messages.Failed | messages.Closed):
+        failed = isinstance(report, messages.Failed) and report.is_over
+        if failed or isinstance(report, messages.Closed):
             self._sessions.pop(run, None)
             self._forget(run)
         return report

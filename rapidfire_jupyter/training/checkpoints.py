@@ -32,7 +32,7 @@ _NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
 RUNNING_METRICS = ("_metrics", "_stored_metrics", "stats")
 
 # What decides the numbers after a restart and is in no file of Hugging Face's checkpoint.
-_EXTRA_FIELDS = (
+EXTRA_FIELDS = (
     "_total_loss_scalar",
     "_globalstep_last_logged",
     "_initial_global_step",
@@ -127,7 +127,7 @@ def _saving_into(staging: Path, trainer: Any) -> Iterator[None]:
 
 def extra_state(trainer: Any) -> dict[str, Any]:
     """The part of a trainer's state that its own checkpoints lack."""
-    extra = {name: getattr(trainer, name) for name in _EXTRA_FIELDS if hasattr(trainer, name)}
+    extra = {name: getattr(trainer, name) for name in EXTRA_FIELDS if hasattr(trainer, name)}
     extra["_tr_loss"] = float(trainer._tr_loss)
     for name in RUNNING_METRICS:
         if hasattr(trainer, name):
@@ -143,7 +143,7 @@ def restore_extra(trainer: Any, extra: dict[str, Any]) -> None:
     """Give a trainer, whose own checkpoint was just loaded, the rest of its state back."""
     import torch
 
-    for name in _EXTRA_FIELDS:
+    for name in EXTRA_FIELDS:
         if name in extra and hasattr(trainer, name):
             setattr(trainer, name, extra[name])
     trainer._tr_loss = torch.tensor(extra["_tr_loss"], device=trainer.args.device)

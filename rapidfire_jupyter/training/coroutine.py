@@ -33,6 +33,7 @@ from rapidfire_jupyter.training import (
     estimates,
     memory,
     output,
+    rollback,
     trainers,
     warm,
     watching,
@@ -117,6 +118,8 @@ class Coroutine:
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
         self._save_wanted = False
+        self._mark: rollback.Mark | None = None  # where weights and optimizer still are
+        self._may_mark = False
         self._epoch_closing = False
         self._in_evaluation = False
         self._sheet: answering.Sheet | None = None
@@ -167,8 +170,21 @@ class Coroutine:
 
     def _train(self) -> None:
         self._hand_over(self._build())
-        self._trainer.train(resume_from_checkpoint=str(self._resume) if self._resume else None)
-        self._hand_over(Finished(self._trainer.state.global_step))
+        try:
+            self._trainer.train(resume_from_checkpoint=str(self._resume) if self._resume else None)
+        except Exception as error:
+            there = self._mark
+            if there is None or not memory.exhausted(error):
+                raise
+            failure = _failure(error)
+            rollback.go_back(self._trainer, there, error)
+            self._rows = there.rows
+            self._cells = cells.token()  # what was set beside the step that is undone is, too
+            self._context.touched()
+        else:
+            self._hand_over(Finished(self._trainer.state.global_step))
+            return
+        self._hand_over(replace(failure, parked_at=there.step))
 
     # ---- the baton ----
 
@@ -227,6 +243,8 @@ class Coroutine:
             )
         self._mark_neighbours()
         aligned = step % self._schedule.multiple == 0
+        if aligned and self._may_mark:
+            self._mark = rollback.mark(trainer, self._rows)
         deadline = self._advance.deadline
         due = step >= self._advance.until or (deadline is not None and time.monotonic() >= deadline)
         if ending or (aligned and (due or self._save_wanted or self._interrupt.is_set())):
@@ -272,8 +290,9 @@ class Coroutine:
             "rows_per_step": self._schedule.rows_per_step,
             "redo_evaluation": self._in_evaluation,
             "activations": [
-                self._needs.activations // trainer.args.per_device_train_batch_size,  # of a row
+                self._needs.activations,
                 self._needs.measured,
+                *estimates.micro_batch(task.config),
             ],
         }
         try:
@@ -402,8 +421,8 @@ class Coroutine:
         if self._extra:
             self._draws = watching.Draws(*self._extra.get("draws", (True, True)))
             inexact = self._restart_reasons()
-            row_bytes, measured = self._extra.get("activations", (0, False))
-            kept = row_bytes * trainer.args.per_device_train_batch_size
+            kept, measured, *then = self._extra.get("activations", (0, False, 1, None))
+            kept = estimates.scaled(kept, tuple(then), estimates.micro_batch(task.config))
         else:
             told = task.rehearsals.get(task.config, self._rehearse)
             self._draws, inexact = told.draws, ()
@@ -503,6 +522,11 @@ class Coroutine:
                     self._hand_over(Parked(self._trainer.state.global_step))
                 finally:
                     self._in_evaluation = False
+            except Exception as error:
+                if may_leave and self._may_mark and memory.exhausted(error) == "evaluation":
+                    self._in_evaluation = True  # it will be done again, from a checkpoint
+                    self._mark = rollback.mark(self._trainer, self._rows, streams)
+                raise
         if self._step_closes_epoch() and not self._epoch_closing:
             return  # the boundary is the trainer's second call, after on_epoch_end
         self._epoch_closing = False
@@ -575,6 +599,7 @@ class Coroutine:
     def on_train_begin(self, trainer: Any) -> None:
         """After a checkpoint was loaded: what its files lack."""
         self._begun = True
+        self._may_mark = rollback.can_mark(trainer)
         state, extra = trainer.state, self._extra
         if not extra:
             if self._advance.until <= 0:
@@ -594,6 +619,10 @@ class Coroutine:
         self._rows += 1
         row = with_perplexity(row, self._trainer)
         self._emit("logged", row=clean_row(row, self._warn), source="trainer")
+
+    def on_update(self) -> None:
+        """Weights and optimizer states are about to change."""
+        self._mark = None
 
     def on_prediction_step(self) -> None:
         """Between two batches of an evaluation: let the engine do what it was asked."""
@@ -646,6 +675,9 @@ class _Watcher(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._coroutine.on_train_begin(self._coroutine._trainer)
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._coroutine.on_update()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._coroutine.wants_chunk("eval", state.global_step):
             control.should_evaluate = True
@@ -678,7 +710,7 @@ class _watch_evaluation:  # noqa: N801 - reads as a statement
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._coroutine._watching_evaluation = False
-        if kind is not None and issubclass(kind, _LeaveEvaluation):
+        if isinstance(error, _LeaveEvaluation) or (error is not None and memory.exhausted(error)):
             trainer = self._coroutine._trainer
             state = trainer.accelerator.gradient_state
             state.dataloader_references = self._loaders

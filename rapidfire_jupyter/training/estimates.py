@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training.watching import checkpoints_layers
 
 
@@ -150,6 +151,22 @@ def expected_activations(trainer: Any, tokens: int) -> int:
     return activation_bytes(
         shape_of(model.config), tokens, value_bytes, checkpointing, logits=not chunked
     )
+
+
+def micro_batch(config: RunConfig) -> tuple[int, int | None]:
+    """Rows of a run's micro-batch, and its tokens if they have a budget."""
+    return (
+        int(getattr(config.model.training_args, "per_device_train_batch_size", 1)),
+        getattr(config.model.training_args, "max_tokens_per_batch", None),
+    )
+
+
+def scaled(size_bytes: int, then: tuple[int, int | None], now: tuple[int, int | None]) -> int:
+    """Activations of a micro-batch, from those of another one; as they were, if unlike."""
+    (old_rows, old_tokens), (rows, tokens) = then, now
+    if old_tokens and tokens:
+        return size_bytes * tokens // old_tokens
+    return size_bytes if old_tokens or tokens else size_bytes * rows // old_rows
 
 
 class Measured:

@@ -15,7 +15,7 @@ from typing import Literal
 import psutil
 import torch
 
-Phase = Literal["", "training", "evaluation"]
+Phase = Literal["", "training", "generation", "evaluation"]
 
 _SCARCE = 0.1  # share of a GPU's memory that is free, below which torch's cache is emptied
 
@@ -57,9 +57,10 @@ def exhausted(error: BaseException) -> Phase:
         by_kind = isinstance(one, torch.OutOfMemoryError | MemoryError)
         by_words = isinstance(one, RuntimeError) and any(word in str(one) for word in _WORDS)
         if by_kind or by_words:
-            frames = traceback.walk_tb(error.__traceback__)
-            in_loop = any(frame.f_code.co_name == "evaluation_loop" for frame, _ in frames)
-            return "evaluation" if in_loop else "training"
+            calls = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+            if "evaluation_loop" in calls:
+                return "evaluation"
+            return "generation" if calls & {"generate", "generate_batch"} else "training"
     return ""
 
 

@@ -254,12 +254,20 @@ class Failed:
     Attributes:
         storage: The disk failed it.
         memory: In which phase memory ran out; "" if something else was wrong.
+        parked_at: The step of its last boundary, where it is again: it can be saved, and is to be
+            closed. None: its thread has ended.
     """
 
     error: str
     trace: str
     storage: bool
     memory: Phase = ""
+    parked_at: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its thread has ended."""
+        return self.parked_at is None
 
 
 @dataclass(frozen=True)

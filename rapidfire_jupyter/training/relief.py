@@ -1,13 +1,16 @@
 """What a run can do to need less memory: from its config to other values of it. Pure.
 
 Where memory ran out in a step, its micro-batch becomes smaller and more of them are accumulated:
-the same rows in each optimizer step. Where it ran out in an evaluation, that one's batch is halved.
+the same rows in each optimizer step. Where it ran out as completions were generated, fewer of them
+are generated at a time, again for the same step. Where it ran out in an evaluation, that one's
+batch is halved.
 With `memory="auto"` what costs less comes first: gradient checkpointing, an 8-bit optimizer,
 activations in host memory, then smaller micro-batches, then a base in 4 bit. `memory="level1"` to
 "level3" take these steps before anything is tried.
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +22,17 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.training.memory import Phase
 
+LEAST_TOKENS = 16  # a micro-batch of fewer is one row in any case
 LEVELS = ("level1", "level2", "level3")
 
-ADVICE = (
+_ANYHOW = 'a smaller or quantised model, stop other runs, or give run_fit device_memory="80%"'
+_ADVICE = (
     "memory ran out and the micro-batch is as small as it gets: use gradient_checkpointing=True, a "
-    "smaller max_length, optim='adamw_8bit', a smaller or quantised model, "
-    'stop other runs, or give run_fit device_memory="80%"'
+    f"smaller max_length, optim='adamw_8bit', {_ANYHOW}"
+)
+_GENERATION_ADVICE = (
+    "memory ran out while completions were generated, and fewer at a time are not to be had: use a "
+    f"smaller max_completion_length, fewer num_generations, {_ANYHOW}"
 )
 
 
@@ -35,12 +43,12 @@ class Relief:
     Attributes:
         changes: By dotted name. Any: hyperparameter values.
         text: What they are, in words that go after "goes on".
-        other: Its numbers are others than the config's own would be, even from the start.
+        anew: It cannot go on from a checkpoint.
     """
 
     changes: Mapping[str, Any]
     text: str
-    other: bool = False
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,14 +80,16 @@ def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Rel
     Args:
         auto: Whatever helps, in the documented order; else smaller batches only.
     """
-    if phase == "evaluation":
-        return smaller_eval_batch(config)
-    if phase == "training":
-        for step in _STEPS if auto else (_micro_batch,):
-            found = step(config, have)
-            if found is not None:
-                return found
+    for step in (_AUTO if auto else _ALWAYS).get(phase, ()):
+        found = step(config, have)
+        if found is not None:
+            return found
     return None
+
+
+def advice(phase: Phase) -> str:
+    """What to do about a run for which nothing is left to try."""
+    return _GENERATION_ADVICE if phase == "generation" else _ADVICE
 
 
 def at_level(config: RunConfig, level: str, have: Means) -> RunConfig:
@@ -134,11 +144,22 @@ def _offloading(config: RunConfig, have: Means) -> Relief | None:
 
 
 def _micro_batch(config: RunConfig, have: Means) -> Relief | None:
-    return smaller_micro_batch(config)
+    by_tokens = getattr(config.model.training_args, "max_tokens_per_batch", None)
+    return fewer_tokens(by_tokens) if by_tokens else smaller_micro_batch(config)
+
+
+def _generation(config: RunConfig, have: Means) -> Relief | None:
+    return smaller_generation(config)
+
+
+def _eval_batch(config: RunConfig, have: Means) -> Relief | None:
+    return smaller_eval_batch(config)
 
 
 def _one_row(config: RunConfig, have: Means) -> Relief | None:
     found = None
+    if getattr(config.model.training_args, "max_tokens_per_batch", None):
+        return None
     while (smaller := smaller_micro_batch(config)) is not None:
         config, found = modify(config, smaller.changes), smaller
     return found
@@ -165,13 +186,17 @@ _NF4 = {
     "bnb_4bit_use_double_quant": True,
     "bnb_4bit_compute_dtype": "bfloat16",
 }
-_STEPS: tuple[Callable[[RunConfig, Means], Relief | None], ...] = (
-    _checkpointing,
-    _optimizer,
-    _offloading,
-    _micro_batch,
-    _four_bit,
-)
+_Steps = dict[Phase, tuple[Callable[[RunConfig, Means], Relief | None], ...]]
+_ALWAYS: _Steps = {
+    "training": (_micro_batch,),
+    "generation": (_generation,),
+    "evaluation": (_eval_batch,),
+}
+_AUTO: _Steps = {
+    "training": (_checkpointing, _optimizer, _offloading, _micro_batch, _four_bit),
+    "generation": (_generation, _four_bit),
+    "evaluation": (_eval_batch,),
+}
 
 
 def smaller_micro_batch(config: RunConfig) -> Relief | None:
@@ -193,8 +218,48 @@ def smaller_micro_batch(config: RunConfig) -> Relief | None:
         return Relief(
             {f"training_args.{name}": value for name, value in changes.items()},
             f"with micro-batches of {less} x {more} in place of {size} x {times} rows",
-            getattr(args, "train_sampling_strategy", "random") != "random"
-            or bool(getattr(args, "dataloader_drop_last", False)),
+        )
+    return None
+
+
+def fewer_tokens(tokens: int) -> Relief | None:
+    """Half the tokens of a micro-batch; None if that would not even hold a short row."""
+    if tokens < 2 * LEAST_TOKENS:
+        return None
+    text = f"with micro-batches of {tokens // 2} in place of {tokens} tokens"
+    return Relief({"training_args.max_tokens_per_batch": tokens // 2}, text)
+
+
+def smaller_generation(config: RunConfig) -> Relief | None:
+    """The next smaller number of completions that are generated at a time.
+
+    GRPO and RLOO generate the whole completions of some prompts, in whole micro-batches, and may do
+    so several times for a step: its prompts and their completions stay as many as they were.
+    Distillation generates those of a step at once; others a micro-batch at a time.
+    """
+    args = config.model.training_args
+    group = getattr(args, "num_generations", None)
+    if not config.trainer.own_order:
+        return smaller_micro_batch(config)
+    if not group or not hasattr(args, "steps_per_generation"):
+        return None
+    size, times = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    now = _generated(args) or size * times
+    for less in range(now - group, 0, -group):
+        if now % less or (size * times % less and less % (size * times)):
+            continue
+        rows = math.gcd(size, less)
+        changes: dict[str, Any] = {}
+        if rows != size:
+            changes["per_device_train_batch_size"] = rows
+            changes["gradient_accumulation_steps"] = size * times // rows
+        if "steps_per_generation" in args.given:
+            changes["steps_per_generation"] = less // rows
+        else:
+            changes["generation_batch_size"] = less
+        return Relief(
+            {f"training_args.{name}": value for name, value in changes.items()},
+            f"generating {less} in place of {now} completions at a time",
         )
     return None
 
@@ -210,9 +275,13 @@ def _generated(args: Any) -> int | None:  # Any: a recorded TRL config
 
 
 def smaller_eval_batch(config: RunConfig) -> Relief | None:
-    """Half the batch of evaluations; None if it is one row."""
-    size = config.model.training_args.per_device_eval_batch_size
-    if size <= 1:
+    """Half the batch of evaluations, in whole groups of completions; None if it is one."""
+    args = config.model.training_args
+    size, group = args.per_device_eval_batch_size, 1
+    if config.trainer.rewarded:
+        group = args.num_generations_eval or args.num_generations
+    less = size // 2 // group * group
+    if not less:
         return None
-    text = f"with evaluation batches of {size // 2} in place of {size} rows"
-    return Relief({"training_args.per_device_eval_batch_size": size // 2}, text)
+    text = f"with evaluation batches of {less} in place of {size} rows"
+    return Relief({"training_args.per_device_eval_batch_size": less}, text)

@@ -19,6 +19,7 @@ class Session:
         self._coroutine: Coroutine | None = Coroutine(
             task, self._commands, self._reports, self.interrupt
         )
+        self._ran_out = False
         self._thread = threading.Thread(
             target=self._coroutine.main, name=f"rapidfire-run-{task.run_id}", daemon=True
         )
@@ -34,11 +35,13 @@ class Session:
         return self._settled(self._reports.get())
 
     def _settled(self, report: Report) -> Report:
-        if isinstance(report, Failed | Closed):
+        if isinstance(report, Failed) and report.memory:
+            self._ran_out = True
+        if isinstance(report, Closed) or (isinstance(report, Failed) and report.is_over):
             self._thread.join()
             remains = self._coroutine.remains if self._coroutine is not None else []
             self._coroutine = None
             if any(reference() is not None for reference in remains):
                 gc.collect()  # a cycle that we do not know; a collection takes a quarter second
-            memory.ease(isinstance(report, Failed) and bool(report.memory))
+            memory.ease(self._ran_out)
         return report
