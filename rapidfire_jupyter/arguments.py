@@ -26,7 +26,8 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda v: v >= 1,
         "r gradient_accumulation_steps per_device_train_batch_size per_device_eval_batch_size "
         "max_length max_completion_length num_iterations steps_per_generation "
-        "generation_batch_size eval_accumulation_steps torch_empty_cache_steps",
+        "generation_batch_size eval_accumulation_steps torch_empty_cache_steps "
+        "max_tokens_per_batch",
     ),
     (
         "> 0",
@@ -160,7 +161,12 @@ class Argument:
 
 
 # Training arguments that are ours; TRL's config objects never see them.
-OURS: dict[str, dict[str, Argument]] = {"SFTConfig": {"rdrop_alpha": Argument(float, 0.0)}}
+OURS: dict[str, dict[str, Argument]] = {
+    "SFTConfig": {
+        "rdrop_alpha": Argument(float, 0.0),
+        "max_tokens_per_batch": Argument(int | None),
+    }
+}
 
 
 @functools.cache

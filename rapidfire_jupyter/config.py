@@ -175,6 +175,7 @@ class RFModelConfig(Recorded):
             model = model.copy(peft_config=peft.copy(task_type="SEQ_CLS"))
         if isinstance(model.training_args, RFSFTConfig):
             _check_rdrop(model)
+            _check_token_budget(model)
         return RunConfig(kind, model)
 
 
@@ -231,6 +232,17 @@ def _check_rdrop(model: RFModelConfig) -> None:
         raise ConfigError(f"{asked} is on top of TRL's plain loss, got {other} too; drop one")
     if "compute_loss_func" in (model.trainer_kwargs or {}):
         raise ConfigError(f"{asked} and compute_loss_func are two losses; drop one")
+
+
+def _check_token_budget(model: RFModelConfig) -> None:
+    """Refuse a token budget where batches are no padded rows."""
+    args = model.training_args
+    for name in ("packing", "padding_free"):
+        if args.max_tokens_per_batch and getattr(args, name):
+            raise ConfigError(
+                f"max_tokens_per_batch={args.max_tokens_per_batch} cuts batches of padded rows, "
+                f"got {name}=True, which leaves no padding; drop one"
+            )
 
 
 def _trainer_of(args: Recorded) -> "str | type | None":

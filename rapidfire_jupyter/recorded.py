@@ -66,9 +66,9 @@ class Recorded:
     def build(self, **extra: object) -> Any:  # Any: an object of the target class
         """Make the real PEFT or TRL object; `extra` replaces arguments.
 
-        The strategy "chunk" is the engine's own and becomes "no", and rdrop_alpha is left out: it
-        is an argument of a trainer. A TRL config resets accelerate's
-        process-wide state when it is made, so the engine makes them in the run's thread.
+        The strategy "chunk" is the engine's own and becomes "no", and arguments of ours are left
+        out. A TRL config resets accelerate's process-wide state when it is made, so the engine
+        makes them in the run's thread.
         """
         if has_choices(self):
             raise ConfigError(f"{short(self)} still has choices; expand it with RFGridSearch")
@@ -110,10 +110,14 @@ class RFLoraConfig(Recorded):
 
 
 class RFSFTConfig(Recorded):
-    """Arguments of `trl.SFTConfig`, and `rdrop_alpha`; each may be a List or Range.
+    """Arguments of `trl.SFTConfig`, and two of ours; each may be a List or Range.
 
     `rdrop_alpha` > 0 trains with R-Drop: two passes per step under different dropout, and their
     divergence times alpha on top of the loss. It doubles a step's time and its activations.
+
+    `max_tokens_per_batch` computes a batch in parts of rows of like length, each of at most so many
+    tokens with its padding: the same step in less memory, and quicker where lengths differ. Give
+    all rows of a step as `per_device_train_batch_size` then.
     """
 
     target = ("trl", "SFTConfig")

@@ -40,6 +40,7 @@ TRAINING = {
     "rewards",
     "storm",
     "suggestions",
+    "token_budget",
     "trainers",
 }
 

@@ -66,6 +66,24 @@ def test_six_mixed_runs_equal_plain_trl(experiment, tmp_path, num_chunks):
     check(exp, tmp_path)
 
 
+def test_batches_made_ahead_by_worker_processes_equal_plain_trl_after_a_stop(experiment, tmp_path):
+    exp = experiment()
+    config = sft(
+        lora(r=4, lora_dropout=0.1),
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        dataloader_num_workers=1,
+        dataloader_prefetch_factor=3,
+    )
+
+    exp.run_fit(config, tiny.create_model, tiny.sft_rows(16), num_chunks=2, slice_steps=1)
+    exp.run(1).stop().wait(60)
+    exp.run(1).resume().wait(60)
+    exp.wait(120)
+
+    check(exp, tmp_path)
+
+
 def test_all_trl_defaults_equal_plain_trl(experiment, tmp_path):
     exp = experiment()
     config = RFModelConfig("tiny", peft_config=RFLoraConfig(target_modules=["q_proj"]))

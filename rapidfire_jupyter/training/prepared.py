@@ -66,6 +66,7 @@ _NOT_PREPARATION = frozenset(
         "loss_type",
         "label_smoothing_factor",
         "rdrop_alpha",
+        "max_tokens_per_batch",
     ]
 )
 

@@ -24,7 +24,7 @@ from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import ChunkPlan, shuffled_order, stratified_order
 from rapidfire_jupyter.data.sets import fingerprint
 from rapidfire_jupyter.encoding import globals_of
-from rapidfire_jupyter.training import frozen, models, prepared, trainers
+from rapidfire_jupyter.training import frozen, models, prepared, token_budget, trainers
 
 _ORDER = '''
 {function}
@@ -124,6 +124,9 @@ def plain_trl(
     if ours:
         writer.sources.append(inspect.getsource(inspect.getmodule(trainer_class) or trainer_class))
         keywords.update({k: writer.value(v) for k, v in ours.items()})
+    max_tokens = trainers.token_budget(config)
+    if max_tokens is not None:
+        writer.sources.append(inspect.getsource(token_budget))
     given = trainers.given_args(config)
     at_chunks = {kind: given.get(f"{kind}_strategy") == "chunk" for kind in ("eval", "save")}
     if any(at_chunks.values()):
@@ -154,6 +157,8 @@ def plain_trl(
                 column=prepared.ROW_COLUMN, rows=data.plan.rows, always=bool(data.plan.strata)
             ).strip()
         )
+    if max_tokens is not None:
+        body.append(f"compute_in_parts(trainer, {max_tokens})")
     body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
     head = [
         f'"""Plain TRL: {config.trainer.name} run as experiment {folder.name!r} trains it."""',

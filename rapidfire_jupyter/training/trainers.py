@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from rapidfire_jupyter.arguments import OURS
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
@@ -23,6 +24,7 @@ from rapidfire_jupyter.training import prepared, rewards
 from rapidfire_jupyter.training.frozen import FrozenModels, frozen_keywords
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
+from rapidfire_jupyter.training.token_budget import compute_in_parts
 
 FAR = 10**9  # steps: an interval that never comes
 MOST_CHUNKS = 100_000  # in a whole training: each has an end that is logged and kept
@@ -117,6 +119,12 @@ def own_arguments(config: RunConfig) -> dict[str, Any]:
     return {"rdrop_alpha": alpha} if alpha else {}
 
 
+def token_budget(config: RunConfig) -> int | None:
+    """Tokens of a micro-batch at most, where batches are computed in parts."""
+    found: int | None = given_args(config).get("max_tokens_per_batch")
+    return found
+
+
 def run_seed(config: RunConfig, fit_seed: int) -> int:
     """The seed of a run: its config's, else its training arguments', else the fit's."""
     if config.model.seed is not None:
@@ -131,7 +139,8 @@ def given_args(config: RunConfig) -> dict[str, Any]:
 
 def argument_values(config: RunConfig, fit_seed: int) -> dict[str, Any]:
     """Keyword arguments of the TRL config, as plain TRL needs them (without an output folder)."""
-    args = {k: v for k, v in given_args(config).items() if k != "rdrop_alpha"}
+    ours = OURS.get(getattr(config.model.training_args, "target", ("", ""))[1], {})
+    args = {k: v for k, v in given_args(config).items() if k not in ours}
     args["seed"] = run_seed(config, fit_seed)
     args.setdefault("data_seed", fit_seed)
     args.setdefault("report_to", "none")
@@ -243,6 +252,9 @@ def build_trainer(
         **keywords,
     )
     rewards.guard(trainer)
+    max_tokens = token_budget(config)
+    if max_tokens is not None:
+        compute_in_parts(trainer, max_tokens)
     return trainer, prepared.take_row_numbers(trainer, data.plan.rows)
 
 

@@ -1,0 +1,164 @@
+"""Micro-batches by tokens: the same steps, computed in parts that fit a budget."""
+
+import pytest
+import tiny
+import torch
+from oracle import assert_same, plain, sliced
+
+from rapidfire_jupyter import RFDPOConfig, RFGridSearch, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.training.token_budget import parts_of, split
+
+seen = []  # shapes of the batches that models were given in training
+
+
+def watched(config):
+    """The tiny model; it tells which batches it was given, and may hold only so many tokens."""
+    kwargs = dict(config["model_kwargs"])
+    most = kwargs.pop("most", 10**9)
+    model = tiny.model(**kwargs)
+
+    def before(module, inputs):
+        if torch.is_grad_enabled():
+            seen.append(tuple(inputs[0].shape))
+            if inputs[0].numel() > most:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    model.model.embed_tokens.register_forward_pre_hook(before)
+    return model, tiny.tokenizer()
+
+
+def config(tokens=None, rows=8, times=1, model=None, peft=None, **given):
+    args = {
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": times,
+        **({} if tokens is None else {"max_tokens_per_batch": tokens}),
+        **given,
+    }
+    lora = {"r": 4, "target_modules": ["q_proj", "v_proj"], **(peft or {})}
+    return RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(**lora),
+        training_args=RFSFTConfig(**args),
+        model_kwargs=model or {},
+    )
+
+
+def rows(count=20):
+    """Rows of very different lengths."""
+    return [
+        {"prompt": f"{n} ", "completion": " " + tiny.sentence(n, 40 if n % 7 == 0 else 3 + n % 4)}
+        for n in range(count)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen():
+    seen.clear()
+
+
+def test_rows_of_like_length_go_together_within_the_budget():
+    lengths = [3, 50, 4, 3, 20, 3, 60]
+
+    parts = parts_of(lengths, 24)
+
+    assert parts == [[6], [1], [4], [0, 2, 3, 5]]  # 60 and 50 are alone: longer than the budget
+    assert parts_of(lengths, 110) == [[6], [1, 4], [0, 2, 3, 5]]
+    assert parts_of([5, 3], 16, multiple=8) == [[0, 1]] and parts_of([5, 3], 15, 8) == [[0], [1]]
+    for tokens in range(1, 200, 7):
+        made = parts_of(lengths, tokens)
+        assert sorted(row for part in made for row in part) == list(range(7))
+        for part in made:
+            width = max(lengths[row] for row in part)
+            assert len(part) == 1 or len(part) * width <= tokens
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_part_has_all_of_its_rows_and_no_column_that_they_all_pad(left):
+    lengths = [2, 7, 3]
+    mask = torch.tensor([[1] * n + [0] * (8 - n) for n in lengths])
+    ids = mask * torch.arange(1, 9)
+    if left:
+        mask, ids = mask.flip(1), ids.flip(1)
+
+    parts = split({"input_ids": ids, "attention_mask": mask, "weight": torch.arange(3)}, 8)
+
+    assert [tuple(p["input_ids"].shape) for p in parts] == [(1, 7), (2, 3)]
+    assert [p["weight"].tolist() for p in parts] == [[1], [0, 2]]
+    for part in parts:
+        for row, number in zip(part["input_ids"], part["weight"].tolist(), strict=True):
+            assert row[row > 0].tolist() == ids[number][ids[number] > 0].tolist()
+    assert split({"input_ids": ids, "attention_mask": mask}, 99, 4)[0]["input_ids"].shape == (3, 8)
+
+
+def test_batches_that_are_not_padded_rows_are_refused():
+    mask = torch.ones(2, 3, dtype=torch.long)
+
+    with pytest.raises(ValueError, match="needs batches of padded rows"):
+        split({"input_ids": mask}, 8)
+    with pytest.raises(ValueError, match="cannot cut 'pixels'"):
+        split({"attention_mask": mask, "pixels": torch.ones(5)}, 8)
+
+
+def test_sliced_runs_in_parts_equal_their_plain_trl_scripts(experiment, tmp_path):
+    exp = experiment()
+    group = [
+        config(64, model={"dropout": 0.1}, logging_steps=3),
+        config(40, rows=3, times=3, peft={"lora_dropout": 0.1}, rdrop_alpha=0.5),
+        config(96, bf16=True, pad_to_multiple_of=8),
+    ]
+
+    exp.run_fit(group, watched, rows(), rows(4), num_chunks=3, slice_steps=1, block=True)
+
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert run.exact
+        assert_same(sliced(run), plain(run, tmp_path / str(run.id)), f"run {run.id}")
+
+
+def test_steps_are_those_of_a_fixed_split_and_stay_within_the_budget(experiment):
+    losses, shapes = {}, {}
+    for tokens in (None, 64):
+        seen.clear()
+        exp = experiment(f"exp-{tokens}")
+        exp.run_fit(config(tokens), watched, rows(), num_chunks=2, eval_rows=0, block=True)
+        run = exp.run(1)
+        assert run.status == "completed", run.trace
+        losses[tokens] = [row["loss"] for row in run.rows if "loss" in row]
+        accuracy = [row["mean_token_accuracy"] for row in run.rows if "loss" in row]
+        losses[tokens] += accuracy
+        shapes[tokens] = list(seen)
+
+    assert len(losses[64]) == 2 * 6  # two epochs of three steps: 8 + 8 + 4 rows
+    assert losses[64] == pytest.approx(losses[None], rel=1e-5)
+    assert max(rows * width for rows, width in shapes[64] if rows > 1) <= 64
+    padded = {tokens: sum(r * w for r, w in found) for tokens, found in shapes.items()}
+    assert padded[64] < 0.6 * padded[None]
+    in_training = {tokens: sum(r for r, _ in found) for tokens, found in shapes.items()}
+    assert in_training[64] == in_training[None]
+
+
+def test_where_memory_runs_out_the_budget_is_halved(experiment):
+    exp = experiment()
+
+    exp.run_fit(config(512, model={"most": 128}), watched, rows(), num_chunks=2, block=True)
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    budgets = [e.data["changes"] for e in exp.events if e.kind == "run_adjusted"]
+    assert budgets == [{"training_args.max_tokens_per_batch": n} for n in (256, 128)]
+    assert run.config["training_args.per_device_train_batch_size"] == 8
+
+
+def test_what_leaves_no_padding_and_other_trainers_are_refused_in_the_cell():
+    with pytest.raises(ConfigError, match="packing=True, which leaves no padding"):
+        RFGridSearch(config(64, packing=True), "SFT").runs()
+    with pytest.raises(ConfigError, match="padding_free=True, which leaves no padding"):
+        RFGridSearch(config(64, padding_free=True), "SFT").runs()
+    with pytest.raises(ConfigError, match="max_tokens_per_batch must be >= 1, got 0"):
+        RFSFTConfig(max_tokens_per_batch=0)
+    with pytest.raises(ConfigError, match="max_tokens_per_batch"):
+        RFDPOConfig(max_tokens_per_batch=64)
