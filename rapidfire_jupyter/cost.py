@@ -6,6 +6,8 @@ from rapidfire_jupyter.durations import duration
 from rapidfire_jupyter.measures import Measures
 from rapidfire_jupyter.state import ACTIVE, State
 
+LEAST_TOLD = 0.005  # share of the time
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -16,12 +18,14 @@ class Cost:
         steps: Of all of them; runs that are not prepared yet count as the others do on average.
         step_seconds: Mean time of a step, evaluations included.
         left_seconds: What the active runs still need.
+        moving: Share of the time spent moving weights and states to and from the device.
     """
 
     runs: int
     steps: int
     step_seconds: float
     left_seconds: float
+    moving: float = 0.0
 
 
 def preview(state: State, measures: Measures) -> Cost | None:
@@ -29,12 +33,14 @@ def preview(state: State, measures: Measures) -> Cost | None:
 
     A run that has not trained yet is taken to be as fast, per step, as the others on average.
     """
+    moving = 0.0
     seconds: dict[int, float] = {}
     steps: dict[int, int] = {}
     for one in measures.slices:
         if one.run in state.runs and one.steps > 0:
             seconds[one.run] = seconds.get(one.run, 0.0) + one.seconds
             steps[one.run] = steps.get(one.run, 0) + one.steps
+            moving += one.moving_seconds or 0.0
     lengths = [run.total_steps for run in state.runs.values() if run.total_steps]
     if not steps or not lengths:
         return None
@@ -50,7 +56,8 @@ def preview(state: State, measures: Measures) -> Cost | None:
         left += max(0.0, total - run.step) * pace if run.status in ACTIVE else 0.0
     if not runs:
         return None
-    return Cost(len(runs), round(whole), spent / whole, left)
+    share = moving / max(sum(seconds.values()), 1e-9)
+    return Cost(len(runs), round(whole), spent / whole, left, share)
 
 
 def in_words(cost: Cost) -> str:
@@ -58,6 +65,8 @@ def in_words(cost: Cost) -> str:
     each = cost.steps / cost.runs
     whole = duration(cost.steps * cost.step_seconds)
     left = f", {duration(cost.left_seconds)} left" if cost.left_seconds else ""
+    if cost.moving >= LEAST_TOLD:
+        left += f", {100 * cost.moving:.0f} % of it to move weights and states"
     return (
         f"{cost.runs} run{'' if cost.runs == 1 else 's'} x {each:.4g} steps x "
         f"{cost.step_seconds:.2g} s = {whole}{left}"

@@ -298,6 +298,7 @@ class Engine:
     def _slice(self, fit: Fit, run: int) -> None:
         known = fit.state.runs[run]
         started, first_step = time.monotonic(), known.step
+        moving = fit.executor.moving_seconds()
         memory.begin_peak()
         fit.emit("slice_started", run, step=first_step)
         watched = self._watch(fit, run, first_step, fit.owes(run, first_step))
@@ -333,6 +334,7 @@ class Engine:
             rss_bytes=memory.process_bytes(),
             device_bytes=memory.peak_bytes(),
             eval_seconds=watched,
+            moving_seconds=fit.executor.moving_seconds() - moving,
         )
         if report.ending and not fit.owes(run, step):
             fit.complete(run)  # else when it has answered: at its next turn

@@ -144,6 +144,11 @@ def _cause(one: Slice) -> str:
             f"waiting for batches took {100 * one.fetch_seconds / one.seconds:.0f} % of the time: "
             "tokenise before, or set dataloader_num_workers"
         )
+    if one.moving_seconds is not None and one.moving_seconds > 0.2 * one.seconds:
+        return (
+            f"moving weights and states took {100 * one.moving_seconds / one.seconds:.0f} % of the "
+            "time: use longer slices, or a larger device_memory or host_memory"
+        )
     if one.steps and one.seconds / one.steps < 0.1:
         return "steps are short, so launching them dominates: a larger batch size may fit"
     return "something else may be using the machine"

@@ -25,6 +25,7 @@ class Slice:
         utilisation: Share of the time in which the device computed, from 0 to 1.
         eval_seconds: Of `seconds`, spent in evaluations.
         fetch_seconds: Of `seconds`, spent waiting for batches.
+        moving_seconds: Of `seconds`, spent moving weights and states to and from the device.
     """
 
     run: int
@@ -38,6 +39,7 @@ class Slice:
     utilisation: float | None = None
     eval_seconds: float | None = None
     fetch_seconds: float | None = None
+    moving_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ _MEASURED = (
     "utilisation",
     "eval_seconds",
     "fetch_seconds",
+    "moving_seconds",
 )
 
 

@@ -30,6 +30,17 @@ def test_cost_is_runs_times_steps_times_measured_seconds():
     assert in_words(cost) == "4 runs x 56 steps x 0.5 s = 1 min 52 s, 1 min 48 s left"
 
 
+def test_the_share_of_the_time_in_which_weights_move_is_told_where_there_is_one():
+    replay = begun()
+    still = Slice(1, 0.0, 8, 8, 4.0, moving_seconds=0.01)
+
+    cost = preview(replay.state, Measures((replace(still, moving_seconds=0.5),)))
+
+    assert cost.moving == 0.125
+    assert in_words(cost).endswith("s left, 12 % of it to move weights and states")
+    assert "move" not in in_words(preview(replay.state, Measures((still,))))
+
+
 def test_each_run_counts_at_its_own_pace_and_only_active_ones_are_left():
     replay = begun(2)
     stopped = replace(replay.state.runs[2], status="stopped")

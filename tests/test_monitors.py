@@ -412,6 +412,7 @@ def test_a_slice_that_does_not_end_is_told():
     [
         ({"eval_seconds": [2.0] * 4}, "evaluation took 50 % of the time"),
         ({"fetch_seconds": [1.0] * 4}, "waiting for batches took 25 %"),
+        ({"moving_seconds": [1.0] * 4}, "moving weights and states took 25 %"),
         ({"seconds": [1.0] * 4}, "steps are short"),
         ({}, "something else may be using the machine"),
     ],

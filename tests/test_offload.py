@@ -112,6 +112,10 @@ def test_three_bases_and_five_runs_on_a_device_for_one_end_the_same(
     moved = exp._fit.executor.moved()
     assert moved.in_bytes > 2 * budget and moved.out_bytes > 2 * budget, (moved, budget)
     assert (moved.disk_bytes > 0) is (host != 1 << 30)
+    slices = [e.data for e in exp.events if e.kind == "slice_ended"]
+    assert all(0 <= one["moving_seconds"] < one["seconds"] for one in slices)
+    in_slices = sum(one["moving_seconds"] for one in slices)
+    assert 0.2 * moved.seconds < in_slices <= moved.seconds  # the rest is preparation
     assert not any(e.kind == "run_adjusted" for e in exp.events)
     told = [e.data.get("text", "") for e in exp.events if e.kind == "alert"]
     assert sum("what is not needed waits in host memory or on disk" in one for one in told) == 1

@@ -316,6 +316,10 @@ class LocalExecutor:
         """What was moved to keep within the device's budget; None if there is no budget."""
         return None if self._residency is None else self._residency.moved
 
+    def moving_seconds(self) -> float:
+        """Seconds for which training has waited for tensors to be moved."""
+        return 0.0 if self._residency is None else self._residency.moved.seconds
+
     def facts(self) -> Mapping[str, Any]:
         """Counts for status displays and tests: open sessions and loaded bases. Any: numbers."""
         return {"sessions": len(self._sessions), "bases": len(self._bases)}

@@ -12,7 +12,8 @@ Subclasses of Tensor (quantised weights) hold state of their own; they count, bu
 
 import time
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,19 +157,16 @@ class Residency:
         Raises:
             torch.OutOfMemoryError: It does not fit, even alone.
         """
-        started = time.monotonic()
         held = self._held[owner]
         self._clock += 1
         for item in held.items:
             item.used = self._clock
         missing = [item for item in held.items if not item.resident]
-        self._make_room(
-            held.reserve_bytes, held.items, f"run {owner}" if isinstance(owner, int) else str(owner)
-        )
-        for item in missing:
-            self._bring_in(item)
-        if missing:
-            self.moved.seconds += time.monotonic() - started
+        name = f"run {owner}" if isinstance(owner, int) else str(owner)
+        with self._timed():
+            self._make_room(held.reserve_bytes, held.items, name)
+            for item in missing:
+                self._bring_in(item)
 
     def make_room(self, size_bytes: int, owner: Hashable, what: str) -> None:
         """Make room for tensors to come, beside what an owner holds.
@@ -191,9 +189,27 @@ class Residency:
         keep = [*now.items, *held.items]
         if not missing or self._fixed_bytes(keep) + now.reserve_bytes > self.budget.device_bytes:
             return
-        self._make_room(now.reserve_bytes, keep, "the next run")
-        for item in missing:
-            item.arriving = self._copy_in(item, self._side)
+        with self._timed(wait=False):
+            self._make_room(now.reserve_bytes, keep, "the next run")
+            for item in missing:
+                item.arriving = self._copy_in(item, self._side)
+
+    @contextmanager
+    def _timed(self, wait: bool = True) -> Iterator[None]:
+        """Count the seconds in which tensors are moved, until the device has them if it waits."""
+        started, before = time.monotonic(), (self.moved.in_bytes, self.moved.out_bytes)
+        yield
+        if (
+            wait
+            and self._side is not None
+            and before
+            != (
+                self.moved.in_bytes,
+                self.moved.out_bytes,
+            )
+        ):
+            torch.cuda.current_stream(self.device).synchronize()
+        self.moved.seconds += time.monotonic() - started
 
     def _fixed_bytes(self, keep: Collection[Item]) -> int:
         """Bytes that are on the device whenever all of `keep` is."""
