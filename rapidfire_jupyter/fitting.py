@@ -38,7 +38,15 @@ from rapidfire_jupyter.search import as_search, batch_note
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import budget as budgets
-from rapidfire_jupyter.training import context, models, prepared, process, relief, trainers
+from rapidfire_jupyter.training import (
+    context,
+    models,
+    prepared,
+    process,
+    relief,
+    requirements,
+    trainers,
+)
 from rapidfire_jupyter.training.metrics import judges_texts
 
 EXIT_SECONDS = 3.5
@@ -103,6 +111,8 @@ def start(
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
     _check_process_wide(configs)
+    limit = None if budget is None else budget.device_bytes
+    requirements.check_all(configs, create_model, limit, request.memory == "auto")
     findings = _check_data(configs, train, evaluation, create_model)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)

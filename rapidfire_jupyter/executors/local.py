@@ -196,7 +196,7 @@ class LocalExecutor:
         """
         for base in list(self._bases):
             if models.serves(base, config, self.create_model):
-                models.check_targets(base, config.model.peft_config)
+                models.check_targets(base.model, config.model.peft_config)
 
     def check_bases(self) -> None:
         """Check that no run has changed a shared base.

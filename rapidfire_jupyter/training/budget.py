@@ -43,13 +43,14 @@ def budget(device_memory: int | str, host_memory: int | str | None, device: torc
         host = 0 if device.type == "cpu" else free * 8 // 10
     else:
         host = _bytes("host_memory", host_memory, free)
-    whole = _bytes("device_memory", device_memory, _device_bytes(device))
+    whole = _bytes("device_memory", device_memory, device_bytes(device))
     if whole <= 0:
         raise ConfigError(f"device_memory must be over 0, got {device_memory!r}")
     return Budget(whole, host)
 
 
-def _device_bytes(device: torch.device) -> int:
+def device_bytes(device: torch.device) -> int:
+    """All memory of a device; of a CPU the RAM."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     if device.type == "mps":

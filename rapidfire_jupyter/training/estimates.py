@@ -7,7 +7,7 @@ from a rough formula until a rehearsal has measured them.
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +92,7 @@ def activation_bytes(
     return layers + (tokens * shape.vocabulary * (value_bytes + 8) if logits else 0)
 
 
-def optimizer_bytes(name: str, tensors: list[torch.Tensor]) -> int:
+def optimizer_bytes(name: str, tensors: Sequence[torch.Tensor]) -> int:
     """States of an optimizer, by its name in TrainingArguments.
 
     Adam keeps two values for each parameter in its dtype, others one or none; "8bit" keeps bytes

@@ -145,7 +145,7 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
     Args:
         seed: The run's; what the base's checkpoint had no weights for is drawn from it.
     """
-    check_targets(base, peft_config)
+    check_targets(base.model, peft_config)
     private = private_names(base, peft_config) | set(getattr(base.model, NEW_HEAD, ()))
     memo: dict[int, Any] = {id(p): p for n, p in base.model.named_parameters() if n not in private}
     model = copy.deepcopy(base.model, memo)
@@ -157,8 +157,8 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
     return model, copy.deepcopy(base.tokenizer)
 
 
-def check_targets(base: Base, peft_config: Any) -> None:
-    """Refuse target modules that the base does not have; PEFT would pass over them in silence.
+def check_targets(model: nn.Module, peft_config: Any) -> None:
+    """Refuse target modules that a base does not have; PEFT would pass over them in silence.
 
     Raises:
         ConfigError: Names the first that matches nothing, and the linear layers there are.
@@ -166,12 +166,12 @@ def check_targets(base: Base, peft_config: Any) -> None:
     targets = getattr(peft_config, "target_modules", None)
     if not targets or isinstance(targets, str):
         return  # a pattern, "all-linear", or PEFT's own choice: PEFT refuses what matches nothing
-    names = [name for name, _ in base.model.named_modules()]
+    names = [name for name, _ in model.named_modules()]
     lost = next((t for t in sorted(targets) if not _among(t, names)), None)
     if lost is not None:
         linear = {
             name.rpartition(".")[2]
-            for name, module in base.model.named_modules()
+            for name, module in model.named_modules()
             if isinstance(module, nn.Linear) or "Linear" in type(module).__name__
         }
         raise ConfigError(

@@ -5,10 +5,9 @@ The order of rows is the chunk plan's.
 """
 
 import copy
-import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from rapidfire_jupyter.training import prepared, rewards
 from rapidfire_jupyter.training.frozen import FrozenModels, frozen_keywords
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
+from rapidfire_jupyter.training.requirements import check_packages
 from rapidfire_jupyter.training.token_budget import compute_in_parts
 
 FAR = 10**9  # steps: an interval that never comes
@@ -164,7 +164,7 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
     """
     values = argument_values(config, fit_seed)
     values.pop("save_total_limit", None)
-    _check_packages(values)
+    check_packages(values, config.model.model_kwargs or {})
     _, arguments_class = trainer_classes(config)
     try:
         return arguments_class(
@@ -173,27 +173,6 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{arguments_class.__name__} refuses these arguments: {first}") from error
-
-
-def _check_packages(values: Mapping[str, Any]) -> None:
-    """Refuse what needs a package that is not installed.
-
-    Raises:
-        ConfigError: Names the argument, the package, and what does without.
-    """
-    optim = str(getattr(values.get("optim"), "value", values.get("optim") or ""))
-    bits = any(word in optim for word in ("8bit", "4bit", "paged", "bnb"))
-    wanted = (
-        (f"optim={optim!r}", bits and "torchao" not in optim, "bitsandbytes", "adamw_torch_fused"),
-        ("use_liger_kernel=True", bool(values.get("use_liger_kernel")), "liger_kernel", ""),
-    )
-    for what, asked, package, instead in wanted:
-        if asked and importlib.util.find_spec(package) is None:
-            other = f', or use optim="{instead}"' if instead else ", or leave it out"
-            raise ConfigError(
-                f"{what} needs a package that is not installed: "
-                f"pip install {package.replace('_', '-')}{other}"
-            )
 
 
 def peft_object(config: RunConfig) -> Any:
