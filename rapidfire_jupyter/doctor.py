@@ -108,7 +108,8 @@ def precision_advice(kind: str, bf16: bool, memory_gb: float) -> str:
     """Which precision to train in, and how large a model fits with LoRA.
 
     The weights of a model take 2 bytes a parameter in 16 bit and 0.6 in 4 bit (QLoRA, scales
-    included); about a third of the memory is left to adapters and activations.
+    included); about a third of the memory is left to adapters and activations. Training all weights
+    takes five times their size: the base, the run's own, their gradients and Adam's two moments.
 
     Args:
         kind: "cuda", "mps" or "cpu".
@@ -119,10 +120,11 @@ def precision_advice(kind: str, bf16: bool, memory_gb: float) -> str:
     if kind == "cuda":
         sizes += f", {billions / 0.6:.0f} B in 4 bit"
     if bf16:
-        return f"bf16=True (TRL's default); {sizes}"
+        return f"bf16=True (TRL's default); {sizes}, all weights {billions / 10:.1f} B"
+    whole = f"all weights {billions / 20:.1f} B in float32"
     if kind == "cuda":
-        return f"fp16=True, bf16=False: this GPU only emulates bf16; {sizes}"
-    sizes = f"LoRA up to about {billions / 4:.1f} B parameters in float32"
+        return f"fp16=True, bf16=False: this GPU only emulates bf16; {sizes}, {whole}"
+    sizes = f"LoRA up to about {billions / 4:.1f} B parameters, {whole}"
     return f"bf16=False: this CPU only emulates bf16, float32 may be quicker; {sizes}"
 
 

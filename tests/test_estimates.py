@@ -114,3 +114,63 @@ def test_a_run_tells_what_it_takes_and_keeps_it_over_a_restart(experiment):
     exp.resume(1, num_train_epochs=2).wait(60)
     exp.wait(60)
     assert exp.run(1).memory.activations // 1000 == first.activations // 1000
+
+
+held = {}  # by seed: bytes that are there when a step has been taken
+
+
+class Weighs(tiny.Callback):
+    """Adds up the tensors that a run really has."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        held[args.seed] = {"gradients": size_of(gradients)}
+
+    def on_step_end(self, args, state, control, model, optimizer, **kwargs):
+        states = [v for one in optimizer.state.values() for v in one.values()]
+        held[args.seed]["optimizer"] = size_of(v for v in states if torch.is_tensor(v) and v.dim())
+        held[args.seed]["all"] = size_of(model.parameters())
+
+
+def size_of(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.slow
+def test_each_part_is_what_a_run_really_has(experiment):
+    lora = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
+    ways = [
+        ({}, {}, {}),
+        ({"use_dora": True}, {}, {}),
+        ({"modules_to_save": ["lm_head"]}, {}, {"optim": "adamw_torch_fused"}),
+        ({}, {"dtype": "bfloat16"}, {"bf16": True}),
+        (None, {}, {"optim": "adafactor"}),
+        (None, {"dtype": "bfloat16"}, {"optim": "rmsprop"}),
+        (None, {}, {"optim": "sgd"}),
+    ]
+    exp = experiment()
+    exp.run_fit(
+        [
+            RFModelConfig(
+                "tiny",
+                peft_config=None if peft is None else RFLoraConfig(**lora, **peft),
+                model_kwargs=kwargs,
+                training_args=RFSFTConfig(per_device_train_batch_size=4, max_steps=2, **args),
+                callbacks=[Weighs],
+                seed=seed,
+            )
+            for seed, (peft, kwargs, args) in enumerate(ways)
+        ],
+        tiny.create_model,
+        tiny.sft_rows(16),
+        num_chunks=1,
+        block=True,
+    )
+
+    for seed, run in enumerate(exp.runs):
+        assert run.status == "completed", run.trace
+        told, real = run.memory, held[seed]
+        what = f"{ways[seed]}: {told}, not {real}"
+        assert told.base + told.weights == pytest.approx(real["all"], rel=0.01), what
+        assert told.gradients == pytest.approx(real["gradients"], rel=0.01), what
+        assert told.optimizer == pytest.approx(real["optimizer"], rel=0.01), what

@@ -250,8 +250,9 @@ def shell(tmp_path, monkeypatch):
     ("facts", "advice"),
     [
         (("cuda", True, 24.0), "bf16=True (TRL's default); LoRA up to about 8.0 B parameters"),
+        (("cuda", True, 24.0), "27 B in 4 bit, all weights 1.6 B"),
         (("cuda", False, 16.0), "fp16=True, bf16=False: this GPU only emulates bf16"),
-        (("cpu", False, 12.0), "LoRA up to about 2.0 B parameters in float32"),
+        (("cpu", False, 12.0), "about 2.0 B parameters, all weights 0.4 B in float32"),
         (("mps", True, 18.0), "LoRA up to about 6.0 B parameters in 16 bit"),
     ],
 )

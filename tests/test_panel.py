@@ -270,7 +270,7 @@ def test_questions_about_a_run_are_answered(page):
     seconds = [values.pop(name) for name in list(values) if name.startswith("seconds.")]
     assert len(seconds) == 3 and " s in " in seconds[0] and seconds[2] == "0.0 s (0.0 %)"
     assert config["ok"] and values == dict(page.exp.run(1).config)
-    assert len(memory) == 5 and memory["memory.activations"].endswith(" MiB (measured)")
+    assert len(memory) == 6 and memory["memory.activations"].endswith(" MiB (measured)")
     assert log["ok"] and len(log["data"]["text"].splitlines()) <= 3
     first = peek["data"]["rows"][0]
     assert first[0]["learned"] is False and first[-1]["learned"] is True

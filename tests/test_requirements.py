@@ -40,6 +40,7 @@ def test_a_model_that_cannot_fit_is_refused_with_what_it_needs(experiment, folde
     all_weights = refusal(experiment, [adapter, whole], device_memory=4 * size - 1)
 
     assert small.startswith(f"run 1: its weights take {size / 2**20:.1f} MiB, and device_memory")
+    assert "16 bit: model_kwargs={'dtype': 'bfloat16'}" in small
     assert "load_in_4bit=True" in small and "RFLoraConfig" not in small
     assert all_weights.startswith("run 2: its weights take") and "RFLoraConfig" in all_weights
     assert f"its optimizer's states {2 * size / 2**20:.1f} MiB" in all_weights

@@ -37,16 +37,6 @@ class Footprint:
     activations: int
     measured: bool = False
 
-    @property
-    def own(self) -> int:
-        """What this run adds to its base."""
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-    @property
-    def whole(self) -> int:
-        """What a device needs for this run alone."""
-        return self.base + self.own
-
 
 @dataclass(frozen=True)
 class Shape:

@@ -172,9 +172,12 @@ def check_memory(config: RunConfig, outline: nn.Module, allowed: int, named: str
         needed = 2 * weights + states
         parts += f", their gradients as much, and its optimizer's states {_gb(states)}"
     if needed > allowed:
+        smaller = "a smaller model"
+        if not quantised and parameters[0].dtype == torch.float32:
+            smaller = "16 bit: model_kwargs={'dtype': 'bfloat16'}, a smaller model"
         adapter = "" if config.model.peft_config is not None else "peft_config=RFLoraConfig(...), "
         raise ConfigError(
-            f"{parts}, and {named} {_gb(allowed)}; use {adapter}a smaller model, or a base in "
+            f"{parts}, and {named} {_gb(allowed)}; use {adapter}{smaller}, or a base in "
             "4 bit: model_kwargs={'quantization_config': BitsAndBytesConfig(load_in_4bit=True)}"
         )
 

@@ -16,6 +16,7 @@ from rapidfire_jupyter.ui.repeats import folded
 from rapidfire_jupyter.ui.wire import Sample
 
 MOST_LINES = 2_000
+_KINDS = ("base", "weights", "gradients", "optimizer", "activations")  # of a run's memory
 TAIL_BYTES = 400_000
 
 Args = Mapping[str, Any]  # Any: what a browser sent
@@ -83,9 +84,12 @@ def _config(actions: Actions, args: Args) -> Reply:
     memory = {
         f"memory.{kind}": f"{run.memory[kind] / 2**20:,.1f} MiB"
         + (f" ({how})" if kind == "activations" else "")
-        for kind in ("base", "weights", "gradients", "optimizer", "activations")
+        for kind in _KINDS
         if kind in run.memory
     }
+    if memory:
+        whole = sum(run.memory[kind] for kind in _KINDS)
+        memory["memory.all"] = f"{whole / 2**20:,.1f} MiB"
     return Reply({"values": {**run.config, **memory, **_seconds(actions, run.id)}})
 
 
