@@ -33,7 +33,7 @@ _OF_OPTIMIZERS = (
     ("npu", "torch_npu", "torch-npu"),
     ("8bit|4bit|paged|bnb|lion|ademamix", "bitsandbytes", "bitsandbytes"),
 )
-_LOADING = ("trust_remote_code", "revision", "token", "cache_dir", "subfolder", "local_files_only")
+_LOADING = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
 
 
 def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> None:
@@ -135,16 +135,17 @@ def _outline(reads: Mapping[str, Any]) -> nn.Module | None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     name, kwargs = str(reads["model_name"]), dict(reads["model_kwargs"])
-    if name.endswith(".gguf") or "gguf_file" in kwargs:
+    if name.endswith(".gguf") or "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
         return None
-    config = AutoConfig.from_pretrained(name, **{k: kwargs[k] for k in _LOADING if k in kwargs})
+    given = {k: kwargs[k] for k in _LOADING if k in kwargs}
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, **given)
     auto: Any = AutoModelForCausalLM
     if reads["model_type"] == "sequence_classification":
         auto, config.num_labels = AutoModelForSequenceClassification, kwargs.get("num_labels", 1)
     dtype = kwargs.get("dtype", kwargs.get("torch_dtype", "auto"))
     dtype = (config.dtype or torch.float32) if dtype in ("auto", None) else dtype
     with torch.device("meta"):
-        made = auto.from_config(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
+        made = auto.from_config(config, trust_remote_code=False)
     outline: nn.Module = made.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     return outline
 

@@ -27,6 +27,8 @@ if "--cpu" in sys.argv:
 import oracle
 import tiny
 import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
 
@@ -229,7 +231,10 @@ def a_small_budget_changes_no_number(checks):
     figures = f"{whole / budget:.1f} x the budget, {moved.in_bytes / MIB:.0f} MiB brought in"
     checks.line(all(equal) and moved.in_bytes > 0, "two bases on a device for one", figures)
     ratio = _trained(small.events) / _trained(plenty.events)
-    checks.line(None, "time, moved / all resident", f"{ratio:.2f} x; waited {moved.seconds:.2f} s")
+    waited = sum(e.data["moving_seconds"] for e in small.events if e.kind == "slice_ended")
+    checks.line(
+        None, "time, moved / all resident", f"{ratio:.2f} x; waited {waited:.2f} s in slices"
+    )
     small.end()
     plenty.end()
 
@@ -272,6 +277,85 @@ def running_out_of_memory_costs_one_run_its_batch(checks):
         good and bool(others), "a batch too large becomes smaller", f"micro-batches {sizes}"
     )
     exp.end()
+
+
+class Squeeze(TrainerCallback):
+    """Leaves no memory for the fifth step, once."""
+
+    squeezed = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step != 4 or Squeeze.squeezed:
+            return
+        Squeeze.squeezed = 1
+        if not torch.cuda.is_available():
+            raise torch.OutOfMemoryError("as on a GPU")
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + MIB) / total)
+
+
+class CountSteps(TrainerCallback, ExportableState):
+    """A state that moves within steps: a run with it goes back to its checkpoint on disk."""
+
+    begun = 0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begun += 1
+
+    def state(self):
+        return {"args": {}, "attributes": {"begun": self.begun}}
+
+
+def a_step_that_runs_out_is_taken_again(checks):
+    """From where the weights are, and from a checkpoint that was saved at each step: the same."""
+    ended, steps = [], []
+    for callbacks, seconds in (([Squeeze], 300), ([Squeeze, CountSteps], 1e-6)):
+        Squeeze.squeezed = 0
+        run = checks.config(5).copy(callbacks=callbacks)
+        exp = checks.fit(run, chunks=1, slice_steps=1, checkpoint_seconds=seconds)
+        exp.wait()
+        completed(exp)
+        kinds = [e.kind for e in exp.events]
+        after = kinds.index("run_adjusted")
+        prepared = next(e for e in list(exp.events)[after:] if e.kind == "run_prepared")
+        steps.append(prepared.data["step"])
+        ended.append(oracle.sliced(exp.run(1)))
+        exp.end()
+    checks.line(steps == [4, 4], "a step without memory is taken again", f"from steps {steps}")
+    figures = f"largest difference {difference(*ended):.1e}"
+    checks.line(same(*ended), "from weights as from a checkpoint", figures)
+
+
+def parts_by_tokens_are_the_same_steps(checks):
+    here = checks.here
+    rows = [
+        {"text": " ".join([tiny.sentence(n, 12)] * (16 if n % 8 == 0 else 1))} for n in range(64)
+    ]
+    told = {}
+    for name, given in (
+        ("fixed", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}),
+        ("parts", {"per_device_train_batch_size": 16, "max_tokens_per_batch": 4 * 320}),
+    ):
+        checks.made += 1
+        exp = Experiment(f"check-{checks.made}", root=checks.folder)
+        one = checks.config(6, lora={"lora_dropout": 0.0}, bf16=False, **given)
+        exp.run_fit(one, tiny.create_model, rows, num_chunks=1, block=True, panel=False)
+        completed(exp)
+        losses = [row["loss"] for row in exp.run(1).rows if "loss" in row]
+        told[name] = losses, _trained(exp.events), exp.run(1).memory.peak
+        exp.end()
+    (fixed, slow, _), (parts, quick, peak) = told["fixed"], told["parts"]
+    apart = max(abs(a - b) for a, b in zip(fixed, parts, strict=True))
+    checks.line(apart < 1e-3, "losses in parts by tokens", f"differ by {apart:.1e}")
+    figures = f"{quick / slow:.2f} x the time of micro-batches of 4 rows"
+    if here.cuda:
+        figures += f", peaks {told['fixed'][2] / MIB:.0f} and {peak / MIB:.0f} MiB"
+    checks.line(None, "parts by tokens", figures)
 
 
 def precisions_train_beside_each_other(checks):
@@ -327,6 +411,8 @@ CHECKS = [
     moving_is_exact_and_quick,
     a_small_budget_changes_no_number,
     running_out_of_memory_costs_one_run_its_batch,
+    a_step_that_runs_out_is_taken_again,
+    parts_by_tokens_are_the_same_steps,
     precisions_train_beside_each_other,
     an_added_run_costs_its_adapter,
 ]
