@@ -7,7 +7,6 @@ from typing import Any
 from rapidfire_jupyter import folders, samples
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import OpError
-from rapidfire_jupyter.measures import measured
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.ui import exports, form, library, schedule
 from rapidfire_jupyter.ui.actions import Actions, Reply
@@ -95,13 +94,14 @@ def _config(actions: Actions, args: Args) -> Reply:
 
 def _seconds(actions: Actions, run: int) -> dict[str, str]:
     """What a run's slices took so far, and of what; empty before the first one is over."""
-    slices = [one for one in measured(actions.log.since(0)).slices if one.run == run]
+    events = actions.log.since(0)
+    slices = [e.data for e in events if e.run == run and e.kind == "slice_ended"]
     if not slices:
         return {}
-    whole = sum(one.seconds for one in slices)
+    whole = sum(one["seconds"] for one in slices)
     told = {"seconds.slices": f"{whole:,.1f} s in {len(slices)}"}
     for kind in ("eval", "moving"):
-        part = sum(getattr(one, f"{kind}_seconds") or 0.0 for one in slices)
+        part = sum(one.get(f"{kind}_seconds", 0.0) for one in slices)
         told[f"seconds.{kind}"] = f"{part:,.1f} s ({100 * part / max(whole, 1e-9):.1f} %)"
     return told
 
