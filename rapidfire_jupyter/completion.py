@@ -68,6 +68,8 @@ def completions(words: list[str], current: str, names: Mapping[str, Any]) -> lis
         return []
     if verb in ("results", "ranking", "effects"):
         return [(metric, "metric") for metric in _metrics(exp)]
+    if verb == "policy":
+        return _of_policies(exp, words[1:])
     given = [word for word in words[1:] if word.isdecimal()]
     ids = _offered_ids(exp, verb, given) if verb in TAKE_IDS else []
     runs = [exp.state.runs[int(word)] for word in given if int(word) in exp.state.runs]
@@ -76,6 +78,21 @@ def completions(words: list[str], current: str, names: Mapping[str, Any]) -> lis
     if verb == "resume" and runs:
         return [*ids, ("num_train_epochs=", "hyperparameter"), ("max_steps=", "hyperparameter")]
     return ids
+
+
+def _of_policies(exp: Experiment, words: list[str]) -> list[tuple[str, str]]:
+    """Names of policies with their modes, then the modes, then settings."""
+    from rapidfire_jupyter import switches
+    from rapidfire_jupyter.oversight import POLICIES
+
+    if not words:
+        known = dict.fromkeys((*exp.state.overseen.get("policies", ()), *POLICIES))
+        return [(name, exp.state.policy(name)["mode"]) for name in known]
+    if len(words) == 1:
+        return [(mode, "mode") for mode in switches.MODES]
+    cls = POLICIES.get(words[0])
+    settings = switches.settings_of(cls, None) if cls is not None else []
+    return [(f"{one.name}=", "setting") for one in settings]
 
 
 def _offered_ids(exp: Experiment, verb: str, given: list[str]) -> list[tuple[str, str]]:

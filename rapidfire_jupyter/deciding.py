@@ -14,12 +14,14 @@ from typing import Any
 
 from rapidfire_jupyter import (
     alerts,
+    cost,
     decisions,
     monitors,
     operations,
     policies,
     repeats,
     suggestions,
+    switches,
     webhooks,
 )
 from rapidfire_jupyter.config import flatten
@@ -29,6 +31,7 @@ from rapidfire_jupyter.errors import ConfigError, RapidFireError
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import Op, OpHandle, Verdict
+from rapidfire_jupyter.state import ACTIVE
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +49,13 @@ def look(fit: Fit) -> None:
         OSError: The disk failed.
     """
     try:
-        _look(fit)
+        if not fit.at_fault:
+            _look(fit)
     except OSError:
         raise
     except Exception as error:  # ours, or a value that nobody thought of
         logger.exception("policies and monitors are off")
-        fit.oversight, fit.search = replace(fit.oversight, policies=(), monitors=()), None
+        fit.at_fault, fit.search = True, None
         what = f"policies and monitors failed ({type(error).__name__}: {error})"
         fit.emit("alert", text=f"{what}; they are off in this kernel, training goes on")
     fit.undecided = False
@@ -99,13 +103,28 @@ def _look(fit: Fit) -> None:
     if not fit.ledger.next_seq:
         _ask_again(fit)
     watch(fit)
+    _tell_cost(fit)
     rounds = 0
-    while fit.news and fit.oversight.policies and rounds < MOST_ROUNDS:
-        fit.news = bool(_decide(fit))
+    while fit.news and rounds < MOST_ROUNDS:
+        fit.news = any([_decide(fit, mode) for mode in ("on", "dry-run")])
         rounds += 1
         fit.ledger.read(fit.log.since(fit.ledger.next_seq))
     fit.news = False
     _refill(fit)
+
+
+def _tell_cost(fit: Fit) -> None:
+    """Tell once what the experiment will cost: when each run that is to train had its first slice.
+
+    A single slice says little of the others: bases and batch sizes differ.
+    """
+    if fit.ledger.cost_told:
+        return
+    trained = {one.run for one in fit.ledger.measures.slices if one.steps > 0}
+    active = {r.id for r in fit.state.runs.values() if r.status in ACTIVE and r.id in fit.configs}
+    known = cost.preview(fit.state, fit.ledger.measures)
+    if active and active <= trained and known is not None:
+        fit.emit("cost", text=f"{cost.in_words(known)}, if no run is stopped early")
 
 
 def _refill(fit: Fit) -> None:
@@ -119,22 +138,26 @@ def _refill(fit: Fit) -> None:
             return
 
 
-def _decide(fit: Fit) -> list[Decision]:
-    overseen, known = fit.oversight, fit.ledger
+def _decide(fit: Fit, mode: switches.Mode) -> bool:
+    """Ask the policies that act, or those that only tell; gives whether they decided anything."""
+    asked, dry_run = switches.at_work(fit.oversight, fit.state, mode), mode == "dry-run"
+    if not asked:
+        return False
+    known = fit.ledger.read(fit.log.since(fit.ledger.next_seq))
     state, memory = fit.state, known.memory
-    if overseen.dry_run:
+    if dry_run:
         memory = known.rehearsed
         state = policies.after(state, rehearsed(fit.log.events))
     seed = int((state.fit or {}).get("seed", 0))
     noise, _ = repeats.noise_floor(fit.state, known.rows)
-    asked = repeats.calibrated(overseen.policies, noise)
+    asked = repeats.calibrated(asked, noise)
     found = policies.decide_all(asked, state, known.rows, memory, known.measures, seed)
-    found = [one for one in found if not _is_old(one, memory)]
+    found = [one for one in found if not decisions.is_old(one, memory)]
     if found:
-        fit.emit("decisions", sync=True, **decisions.to_data(found, overseen.dry_run))
-    if not overseen.dry_run:
+        fit.emit("decisions", sync=True, **decisions.to_data(found, dry_run))
+    if not dry_run:
         _perform_all(fit, found)
-    return found
+    return bool(found)
 
 
 def _perform_all(fit: Fit, taken: Iterable[Decision]) -> None:
@@ -154,12 +177,6 @@ def _perform_all(fit: Fit, taken: Iterable[Decision]) -> None:
             cloned[place] = cloned.get(place, False) or handle.status != "refused"
 
 
-def _is_old(one: Decision, memory: decisions.Memory) -> bool:
-    """Whether it was taken before: its op was refused then, and would be again."""
-    runs = one.runs or (None,)
-    return all(decisions.decided(memory, one.policy, one.key, run) for run in runs)
-
-
 def rehearsed(events: Iterable[Event]) -> list[Decision]:
     """What was decided in dry runs."""
     return [
@@ -172,8 +189,9 @@ def rehearsed(events: Iterable[Event]) -> list[Decision]:
 
 def _ask_again(fit: Fit) -> None:
     """Do what an earlier kernel decided and died before."""
-    if fit.oversight.policies and not fit.oversight.dry_run:
-        _perform_all(fit, decisions.unanswered(fit.log.since(0)))
+    acting = switches.at_work(fit.oversight, fit.state, "on")
+    waiting = decisions.unanswered(fit.log.since(0))
+    _perform_all(fit, (d for d in waiting if any(switches.owns(one, d) for one in acting)))
 
 
 def _perform(fit: Fit, op: Op, why: str) -> OpHandle:

@@ -115,6 +115,11 @@ def decided(memory: Memory, policy: str, key: str, run: int | None = None) -> bo
     return runs is not None and (run is None or run in runs)
 
 
+def is_old(one: Decision, memory: Memory) -> bool:
+    """Whether it was taken before: its op was refused then, and would be again."""
+    return all(decided(memory, one.policy, one.key, run) for run in one.runs or (None,))
+
+
 def stop(policy: str, key: str, run: int, reason: str) -> Decision:
     """The decision to stop a run."""
     return Decision(policy, key, Op("stop", run, by=_PREFIX + policy), reason, (run,))

@@ -29,9 +29,6 @@ if sys.version_info < (3, 11):  # the last releases that take Python 3.10
 
 def status_text(exp: Experiment) -> str:
     """An experiment in a line, one on what it costs, and a line for each failed run."""
-    from rapidfire_jupyter import cost
-    from rapidfire_jupyter.measures import measured
-
     runs = [run for run in exp.state.runs.values() if run.status != "deleted"]
     counts = Counter(run.status for run in runs)
     line = f"{exp.name}: {exp.status}; {len(runs)} run{'' if len(runs) == 1 else 's'}"
@@ -41,8 +38,7 @@ def status_text(exp: Experiment) -> str:
     if active and all(run.total_steps for run in active):
         done, total = sum(r.step for r in active), sum(r.total_steps or 0 for r in active)
         line += f"; step {done} of {total}"
-    price = cost.preview(exp.state, measured(exp.events)) if active else None
-    priced = [] if price is None else [f"  cost: {cost.in_words(price)}"]
+    priced = [f"  cost: {price}"] if (price := exp.runs.cost()) else []
     failed = [f"  run {run.id} failed: {run.error}" for run in runs if run.status == "failed"]
     return "\n".join([line, *priced, *failed])
 

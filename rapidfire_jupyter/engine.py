@@ -231,11 +231,12 @@ class Engine:
                 return
             if message.action == "fit" and message.fit is not None:
                 self._fits.append(message.fit)
+                message.fit.oversee()
                 message.fit.used_seconds = min(
                     (f.used_seconds for f in self._fits if f is not message.fit), default=0.0
                 )
             elif message.action == "oversee" and message.fit is not None:
-                message.fit.news = message.fit.undecided = True
+                message.fit.oversee()
             elif message.action == "end" and message.fit is not None:
                 self._end(message.fit)
             elif message.action == "exit":
@@ -297,7 +298,7 @@ class Engine:
 
     def _slice(self, fit: Fit, run: int) -> None:
         known = fit.state.runs[run]
-        started, first_step = time.monotonic(), known.step
+        started, first_step, computed = time.monotonic(), known.step, time.process_time()
         moving = fit.executor.moving_seconds()
         memory.begin_peak()
         fit.emit("slice_started", run, step=first_step)
@@ -335,6 +336,7 @@ class Engine:
             device_bytes=memory.peak_bytes(),
             eval_seconds=watched,
             moving_seconds=fit.executor.moving_seconds() - moving,
+            cpu_seconds=time.process_time() - computed,
         )
         if report.ending and not fit.owes(run, step):
             fit.complete(run)  # else when it has answered: at its next turn

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.data.balance import Balance
     from rapidfire_jupyter.fit import Fit
     from rapidfire_jupyter.ranking import At
+    from rapidfire_jupyter.switches import Mode
     from rapidfire_jupyter.ui.panel import Panel
 
 _open: dict[Path, "Experiment"] = {}
@@ -546,6 +547,12 @@ class Experiment:
 
         return findings.decisions(self)
 
+    def policies(self) -> "pd.DataFrame":
+        """All policies: how each is switched, what it has done, and what it would do now."""
+        from rapidfire_jupyter import findings
+
+        return findings.policies(self)
+
     def alerts(self) -> "pd.DataFrame":
         """What monitors found, in order, with the remedies that the panel offers."""
         from rapidfire_jupyter import findings
@@ -645,6 +652,27 @@ class Experiment:
     def resume_all(self, *, by: str = "cell") -> OpHandle:
         """Go on after `pause_all`."""
         return self._submit(Op("resume_all", by=by))
+
+    def policy(
+        self, name: str, mode: "Mode" = "on", *, by: str = "cell", **settings: Any
+    ) -> OpHandle:
+        """Switch a policy while training goes on; `policies()` lists them.
+
+        It holds in later kernels too, until `run_fit` is given other policies than before.
+
+        Args:
+            name: As in `run_fit`: "halving", "threshold", "clone best", ...
+            mode: "on" acts, "dry-run" only tells, "off" does nothing.
+            by: Who asks.
+            settings: Its settings: `limit=2.0`; none leaves them as they are. Any: plain values.
+
+        Raises:
+            ConfigError: There is no such policy or setting, or a value does not fit.
+        """
+        from rapidfire_jupyter import findings
+
+        args = findings.switch(self, name, mode, settings)
+        return self._submit(Op("policy", None, args, by))
 
     def undo(self, *, by: str = "cell") -> OpHandle:
         """Take the last op back by its opposite; a delete within 30 seconds.

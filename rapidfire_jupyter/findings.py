@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rapidfire_jupyter import samples
-from rapidfire_jupyter.decisions import Decision, is_decision, of_event
+from rapidfire_jupyter import policies as deciding
+from rapidfire_jupyter import repeats, samples, switches
+from rapidfire_jupyter.decisions import Decision, is_decision, is_old, of_event
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.events import Event
+from rapidfire_jupyter.ledger import Ledger
+from rapidfire_jupyter.oversight import Oversight
 
 MOST_PROMPTS, MOST_TOKENS = 256, 4096
 
@@ -46,6 +50,68 @@ def _decision(event: Event, one: Decision, start: float) -> dict[str, Any]:
         "judged": list(one.runs),
         "dry_run": bool(event.data["dry_run"]),
     }
+
+
+def policies(exp: "Experiment") -> "pd.DataFrame":
+    """See `Experiment.policies`."""
+    import pandas as pd
+
+    rows = [
+        {
+            "policy": one.key,
+            "mode": one.mode,
+            "settings": one.missing if one.policy is None else switches.in_words(one.policy),
+            "done": done(exp, one)[0],
+            "would do": "; ".join(would(exp, one)),
+        }
+        for one in switches.all_of(_oversight(exp), exp.state)
+    ]
+    return pd.DataFrame(rows).set_index("policy")
+
+
+def switch(exp: "Experiment", name: Any, mode: Any, settings: Any) -> dict[str, Any]:
+    """The arguments of the op that switches a policy, checked. Any: what a user gave.
+
+    Raises:
+        ConfigError: It cannot be switched so.
+    """
+    known = exp.state.policy(switches.key_of(name))["settings"]
+    merged = {**known, **settings}
+    key = switches.check(_oversight(exp), name, mode, merged)
+    return {"name": key, "mode": mode, "settings": encode(merged) if settings else None}
+
+
+def would(exp: "Experiment", one: switches.Switch) -> list[str]:
+    """What a policy would do now if it were on, in words. It changes nothing."""
+    if one.policy is None:
+        return []
+    state, known = exp.state, Ledger().read(exp.events)
+    noise, _ = repeats.noise_floor(state, known.rows)
+    (asked,) = repeats.calibrated([one.policy], noise)
+    seed = int((state.fit or {}).get("seed", 0))
+    found = deciding.decide(asked, state, known.rows, known.memory, known.measures, seed)
+    return [deciding.in_words(d) for d in found if d.op is not None and not is_old(d, known.memory)]
+
+
+def done(exp: "Experiment", one: switches.Switch) -> tuple[str, list[tuple[float, str]]]:
+    """What a policy has done so far, counted, and its decisions in words with their Unix times."""
+    counts: dict[str, int] = {}
+    told: list[tuple[float, str]] = []
+    for event in exp.events if one.policy is not None else ():
+        for decision in of_event(event):
+            if one.policy is None or not switches.owns(one.policy, decision):
+                continue
+            dry = "dry run: " if event.data["dry_run"] else ""
+            told.append((event.time, dry + deciding.in_words(decision)))
+            if decision.op is not None:
+                name = f"{'would ' if dry else ''}{decision.op.kind}"
+                counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{kind} {count}" for kind, count in counts.items()), told
+
+
+def _oversight(exp: "Experiment") -> Oversight:
+    fit = exp._fit or exp._ended
+    return fit.oversight if fit is not None else Oversight()
 
 
 def alerts(exp: "Experiment") -> "pd.DataFrame":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rapidfire_jupyter import state as states
-from rapidfire_jupyter import storage, thinning
+from rapidfire_jupyter import storage, switches, thinning
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
@@ -59,6 +59,7 @@ class Fit:
         ledger: What they know.
         search: Suggests further runs when some have ended; None if all were there at the start.
         disk_seen_at: When the disk was last looked at, in monotonic seconds.
+        at_fault: One of them failed: none looks in this kernel until a person switches policies.
         undecided: They have not looked at all that happened yet.
         news: Something happened that policies decide on.
     """
@@ -85,6 +86,7 @@ class Fit:
     oversight: Oversight = field(default_factory=Oversight)
     ledger: Ledger = field(default_factory=Ledger)
     search: RFOptuna | None = None
+    at_fault: bool = False
     undecided: bool = True
     news: bool = True
 
@@ -104,6 +106,13 @@ class Fit:
     ) -> Event:
         """Append an event; any thread. Any: JSON values."""
         return self.log.append(kind, run, sync=sync, **data)
+
+    def oversee(self) -> None:
+        """Tell which policies `run_fit` was given, if they are others than before."""
+        facts = switches.facts(self.oversight)
+        if facts != dict(self.state.overseen) and (facts["policies"] or self.state.overseen):
+            self.emit("overseen", sync=True, **facts)
+        self.at_fault, self.news, self.undecided = False, True, True
 
     def open_run(self, run: int) -> None:
         """Build a run's trainer, from its newest good checkpoint if it has one."""

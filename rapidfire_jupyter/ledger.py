@@ -20,6 +20,7 @@ class Ledger:
         memory: What was decided; `rehearsed` has what was decided in a dry run too.
         measures: What was measured beside the rows.
         told: Keys of the alerts that were raised.
+        cost_told: Whether it was told what the experiment will cost.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class Ledger:
         self.rehearsed = Memory()
         self.measures = Measures()
         self.told: set[str] = set()
+        self.cost_told = False
 
     def read(self, events: Iterable[Event]) -> "Ledger":
         """Move on by events that follow those read so far."""
@@ -49,6 +51,8 @@ class Ledger:
                 del self.rows.get(run, [])[event.data["rows"] :]
             elif event.kind == "alert" and "key" in event.data:
                 self.told.add(event.data["key"])
+            elif event.kind == "cost":
+                self.cost_told = True
             others.append(event)
         self.memory = remember(others, self.memory)
         self.rehearsed = remember(others, self.rehearsed, dry_run=True)

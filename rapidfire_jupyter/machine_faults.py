@@ -39,6 +39,9 @@ class MemoryGrowth:
 class Slowdown:
     """A run trains much slower than it did, or its slice does not end.
 
+    Where the other runs are as slow at the same time, or this process had less of the processor, it
+    is the machine that others use, not the run: that is told once of the experiment.
+
     Attributes:
         drop: Share of its median speed that is lost.
         slices: In this many slices in a row; a slice that is over counts, evaluations included.
@@ -103,7 +106,13 @@ def memory(one: MemoryGrowth, run: Run, slices: Sequence[Slice]) -> list[Alert]:
     return found[:1]
 
 
-def slowdown(one: Slowdown, run: Run, slices: Sequence[Slice], open_s: float | None) -> list[Alert]:
+def slowdown(
+    one: Slowdown,
+    run: Run,
+    slices: Sequence[Slice],
+    open_s: float | None,
+    others: Sequence[Slice] = (),
+) -> list[Alert]:
     """Stretches in which a run is slow; and the slice that trains now, if it takes too long.
 
     Args:
@@ -111,10 +120,9 @@ def slowdown(one: Slowdown, run: Run, slices: Sequence[Slice], open_s: float | N
         run: The run.
         slices: Its slices that are over.
         open_s: Seconds since its slice that trains now began; None if none does.
+        others: Slices of the other runs.
     """
-    whole = [s for s in slices if s.steps > 0 and s.seconds > 0]
-    by_tokens = all(s.tokens for s in whole)
-    speeds = [((s.tokens or 0) if by_tokens else s.steps) / s.seconds for s in whole]
+    whole, speeds, by_tokens = _speeds(slices)
     flags = []
     for n in range(one.slices + 2, len(speeds)):
         usual = median(speeds[: n - one.slices + 1])
@@ -124,7 +132,13 @@ def slowdown(one: Slowdown, run: Run, slices: Sequence[Slice], open_s: float | N
     unit, found = "tokens/s" if by_tokens else "steps/s", []
     for n in episodes(flags):
         usual = median(speeds[: n - one.slices + 1])
-        text = f"{speeds[n]:.3g} {unit}, {usual:.3g} before; {_cause(whole[n])}"
+        slowed = f"{speeds[n]:.3g} {unit}, {usual:.3g} before"
+        why = _outside(one, whole[: n + 1], others)
+        if why:
+            text = f"run {run.id} trains at {slowed}: {why}"
+            found.append(Alert(f"{one.kind}: shared machine", None, None, text, "info"))
+            continue
+        text = f"{slowed}; {_cause(whole[n])}"
         step = whole[n].step
         found.append(Alert(one.kind, run.id, step, text, "warning", (), step))
     longest = max((s.seconds for s in whole), default=0.0)
@@ -133,6 +147,55 @@ def slowdown(one: Slowdown, run: Run, slices: Sequence[Slice], open_s: float | N
         text = f"its slice has trained for {open_s:.0f} s, the longest before took {longest:.0f} s"
         found.append(Alert(f"{one.kind}: stall", run.id, run.step, text, "warning", (), run.step))
     return found
+
+
+def _speeds(slices: Sequence[Slice]) -> tuple[list[Slice], list[float], bool]:
+    """Slices in which something was trained, their speeds, and whether those are of tokens."""
+    whole = [s for s in slices if s.steps > 0 and s.seconds > 0]
+    by_tokens = all(s.tokens for s in whole)
+    amounts = [(s.tokens or 0) if by_tokens else s.steps for s in whole]
+    return whole, [n / s.seconds for n, s in zip(amounts, whole, strict=True)], by_tokens
+
+
+def _outside(one: Slowdown, whole: Sequence[Slice], others: Sequence[Slice]) -> str:
+    """Why the newest slices are slow, if that does not come from their run; else ""."""
+    slow = whole[-one.slices :]
+    if _waits(slow, whole[: -one.slices]):
+        return ""
+    lost = _kept(one.slices, [(s, s.seconds) for s in whole])
+    counted = [(s, s.cpu_seconds) for s in whole if s.cpu_seconds]
+    if len(counted) == len(whole) and _kept(one.slices, counted) > 1 - one.drop:
+        shares = [s.cpu_seconds / s.seconds for s in whole if s.cpu_seconds]
+        now, usual = fmean(shares[-one.slices :]), median(shares[: -one.slices])
+        had = f"{100 * now:.0f} % of a processor, {100 * usual:.0f} % before"
+        return f"this kernel had {had}: other programs use the machine, or a callback waits"
+    since, until = slow[0].end - slow[0].seconds, slow[-1].end
+    paces = []
+    for run in {s.run for s in others}:
+        own = _speeds([s for s in others if s.run == run])
+        pairs = list(zip(own[0], own[1], strict=True))
+        then = [speed for s, speed in pairs if since <= s.end <= until]
+        before = [speed for s, speed in pairs if s.end < since]
+        if then and len(before) >= 2:
+            paces.append(fmean(then) / median(before))
+    if len(paces) >= 2 and lost > (1 - one.drop) * median(paces):
+        return "the other runs lost as much: something else may be using the machine"
+    return ""
+
+
+def _kept(slices: int, spent: Sequence[tuple[Slice, float]]) -> float:
+    """Share of the usual speed that the newest slices have, by the seconds given for each."""
+    speeds = [(s.tokens or s.steps) / seconds for s, seconds in spent]
+    return fmean(speeds[-slices:]) / median(speeds[:-slices])
+
+
+def _waits(slow: Sequence[Slice], before: Sequence[Slice]) -> bool:
+    """Whether what a run does besides its steps takes much of slices, and more than before."""
+    for name, much in (("eval_seconds", 0.3), ("fetch_seconds", 0.2), ("moving_seconds", 0.2)):
+        shares = [[(getattr(s, name) or 0.0) / s.seconds for s in part] for part in (slow, before)]
+        if fmean(shares[0]) > max(much, 1.5 * median(shares[1])):
+            return True
+    return False
 
 
 def _cause(one: Slice) -> str:

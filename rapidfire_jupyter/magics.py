@@ -140,8 +140,13 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
     if verb in ("ranking", "effects"):
         metric = words[0] if words else None
         return exp.ranking(metric) if verb == "ranking" else exp.effects(metric)
-    if verb in ("decisions", "alerts"):
-        return exp.decisions() if verb == "decisions" else exp.alerts()
+    if verb in ("decisions", "alerts", "policies"):
+        return getattr(exp, verb)()
+    if verb == "policy":
+        if {"by", "name", "mode"} & set(command.pairs):
+            raise UsageError(f"policy takes settings of the policy; usage: {usage(verb)}")
+        which, mode = map(unquoted, words)
+        return _acknowledged([exp.policy(which, mode, by="magic", **command.pairs)])  # type: ignore[arg-type]
     if verb == "wait":
         return _wait(exp, *words)
     if verb == "samples":

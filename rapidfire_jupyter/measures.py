@@ -26,6 +26,7 @@ class Slice:
         eval_seconds: Of `seconds`, spent in evaluations.
         fetch_seconds: Of `seconds`, spent waiting for batches.
         moving_seconds: Of `seconds`, spent moving weights and states to and from the device.
+        cpu_seconds: Of the processor, that this process had, over all its threads.
     """
 
     run: int
@@ -40,6 +41,7 @@ class Slice:
     eval_seconds: float | None = None
     fetch_seconds: float | None = None
     moving_seconds: float | None = None
+    cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ _MEASURED = (
     "eval_seconds",
     "fetch_seconds",
     "moving_seconds",
+    "cpu_seconds",
 )
 
 

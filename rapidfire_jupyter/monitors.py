@@ -69,7 +69,8 @@ def look(
                 found += machine_faults.memory(one, run, slices)
             elif isinstance(one, Slowdown):
                 open_s = None if opened is None else now - opened
-                found += machine_faults.slowdown(one, run, slices, open_s)
+                others = [s for s in known.slices if s.run != run.id]
+                found += machine_faults.slowdown(one, run, slices, open_s, others)
             elif isinstance(one, IdleDevice):
                 found += machine_faults.idle(one, run, slices)
             elif not isinstance(one, LowDisk):
@@ -81,8 +82,8 @@ def look(
 
 
 def new(alerts: Iterable[Alert], told: Collection[str]) -> list[Alert]:
-    """Alerts whose keys were not told yet."""
-    return [alert for alert in alerts if alert.key not in told]
+    """Alerts whose keys were not told yet, each key once."""
+    return list({alert.key: alert for alert in alerts if alert.key not in told}.values())
 
 
 def check(monitors: Sequence[Monitor]) -> tuple[Monitor, ...]:

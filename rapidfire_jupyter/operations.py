@@ -67,6 +67,8 @@ def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         assert op.run is not None
         folders.from_trash(fit.folder, op.run)
         fit.prepared.discard(op.run)
+    elif op.kind == "policy":
+        fit.at_fault = False  # whoever switched off what failed lets the others go on
     return done, {}
 
 

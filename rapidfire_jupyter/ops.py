@@ -14,7 +14,16 @@ from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.state import ACTIVE, State
 
 OpKind = Literal[
-    "stop", "resume", "boost", "clone", "delete", "undelete", "pause_all", "resume_all", "undo"
+    "stop",
+    "resume",
+    "boost",
+    "clone",
+    "delete",
+    "undelete",
+    "pause_all",
+    "resume_all",
+    "policy",
+    "undo",
 ]
 Outcome = Literal["applied", "already", "refused"]
 KINDS: tuple[OpKind, ...] = (
@@ -26,8 +35,9 @@ KINDS: tuple[OpKind, ...] = (
     "undelete",
     "pause_all",
     "resume_all",
+    "policy",
 )
-WHOLE_EXPERIMENT: frozenset[str] = frozenset({"pause_all", "resume_all"})
+WHOLE_EXPERIMENT: frozenset[str] = frozenset({"pause_all", "resume_all", "policy"})
 UNDO_SECONDS = 30.0
 
 
@@ -35,7 +45,9 @@ UNDO_SECONDS = 30.0
 class Op:
     """One request. `run` is None for ops on the whole experiment; `by` says who asked.
 
-    "undo" stands for the opposite of the last op that acted before it; the engine finds it.
+    "policy" has the name of one in its args, the mode it is switched to, and its settings; None
+    leaves them as they are. "undo" stands for the opposite of the last op that acted before it; the
+    engine finds it.
     """
 
     kind: OpKind
@@ -58,6 +70,8 @@ def verdict(state: State, op: Op, now: float) -> Verdict:
     Args:
         now: Unix time in seconds; an undelete is allowed until `UNDO_SECONDS` after its delete.
     """
+    if op.kind == "policy":
+        return _policy(state, op)
     if op.kind in WHOLE_EXPERIMENT:
         wanted = op.kind == "pause_all"
         return Verdict("already" if state.paused == wanted else "applied")
@@ -70,6 +84,12 @@ def verdict(state: State, op: Op, now: float) -> Verdict:
             "refused", f"run {run.id} is deleted; undelete it within 30 s, or clone another"
         )
     return _RULES[op.kind](state, op, now)
+
+
+def _policy(state: State, op: Op) -> Verdict:
+    known, settings = state.policy(op.args["name"]), op.args["settings"]
+    same = settings is None or settings == known["settings"]
+    return Verdict("already" if same and op.args["mode"] == known["mode"] else "applied")
 
 
 def _stop(state: State, op: Op, now: float) -> Verdict:

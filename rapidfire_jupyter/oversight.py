@@ -78,7 +78,7 @@ def overseeing(
     if phases is not None:
         asked.append(Phases(tuple(_phase(one) for one in _several("phases", phases))))
     for cloner in _cloners(asked):
-        _check_stored(cloner)
+        check_stored(cloner)
     found: Sequence[Monitor] = DEFAULT
     if monitors is not None:
         given = _several("monitors", monitors)
@@ -114,10 +114,10 @@ def _named(owner: str, given: Any, known: Mapping[str, type]) -> Any:
     if key not in found:
         near = closest(key, found) or f"; {', '.join(found)}"
         raise ConfigError(f"{owner} has no {name!r}{near}")
-    return _made(found[key], settings)
+    return made(found[key], settings)
 
 
-def _made(cls: type, settings: Any) -> Any:
+def made(cls: type, settings: Any) -> Any:
     """A frozen dataclass of ours from plain values. Any: what YAML holds, its instance.
 
     Raises:
@@ -156,9 +156,9 @@ def _phase(given: Any) -> Phase:
             _named("rules", one, POLICIES) for one in _several("rules", settings["rules"])
         ]
     if isinstance(settings.get("clone"), Mapping):
-        settings["clone"] = _made(CloneBest, settings["clone"])
-    made: Phase = _made(Phase, settings)
-    return made
+        settings["clone"] = made(CloneBest, settings["clone"])
+    phase: Phase = made(Phase, settings)
+    return phase
 
 
 def _cloners(policies: Iterable[object]) -> Iterable[CloneBest]:
@@ -170,8 +170,12 @@ def _cloners(policies: Iterable[object]) -> Iterable[CloneBest]:
             yield from (rule for rule in rules if isinstance(rule, CloneBest))
 
 
-def _check_stored(cloner: CloneBest) -> None:
-    """A decision is written down before it is done: its changes must come back from there."""
+def check_stored(cloner: CloneBest) -> None:
+    """A decision is written down before it is done: its changes must come back from there.
+
+    Raises:
+        ConfigError: One would not.
+    """
     for name, value in cloner.changes.items():
         try:
             decode(encode(value), name)

@@ -351,12 +351,30 @@ class RunTable:
         ]
         return table.drop(columns=empty).set_index("id") if len(table) else table
 
+    def cost(self) -> str:
+        """What training all of them costs, such as "48 runs x 72 steps x 0.031 s = 1 min 47 s".
+
+        Empty before the first slice is over, and once nothing is left to train.
+        """
+        from rapidfire_jupyter import cost
+        from rapidfire_jupyter.measures import measured
+
+        known = self._experiment.state
+        if not any(run.status in ACTIVE for run in known.runs.values()):
+            return ""
+        price = cost.preview(known, measured(self._experiment.events))
+        return "" if price is None else cost.in_words(price)
+
     def __repr__(self) -> str:
-        return self.frame().to_string(na_rep="") if len(self) else "no runs yet"
+        if not len(self):
+            return "no runs yet"
+        return "\n".join(filter(None, (self.cost(), self.frame().to_string(na_rep=""))))
 
     def _repr_html_(self) -> str:
-        table = self.frame()
-        return str(table.to_html(na_rep="", escape=True)) if len(self) else "no runs yet"
+        if not len(self):
+            return "no runs yet"
+        price = f"<div>{self.cost()}</div>" if self.cost() else ""
+        return price + str(self.frame().to_html(na_rep="", escape=True))
 
 
 class Peek:

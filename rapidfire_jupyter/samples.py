@@ -9,7 +9,8 @@ A file is there whole or not at all; which there are is said by the log's rows f
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,22 @@ def chunks(events: Iterable[Event], state: State) -> dict[int, dict[int, int]]:
         for run in state.runs.values()
         if run.status != "deleted"
     }
+
+
+def shared(known: Mapping[int, Mapping[int, int]], runs: Iterable[int] | None = None) -> int:
+    """The newest chunk that over half of the runs have answered after; else that of the most.
+
+    Args:
+        known: As `chunks` gives it.
+        runs: Which ones are looked at; None, or none that answered, for all.
+    """
+    wanted = set(runs or known)
+    asked = [steps for run, steps in known.items() if run in wanted and steps]
+    asked = asked or [steps for steps in known.values() if steps]
+    counts = Counter(number for steps in asked for number in steps)
+    usual = [number for number, count in counts.items() if 2 * count > len(asked)]
+    most = max(counts.values(), default=0)
+    return max(usual or [n for n, count in counts.items() if count == most], default=0)
 
 
 def gather(

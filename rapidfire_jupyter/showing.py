@@ -7,11 +7,13 @@ are imported when something is first shown.
 import logging
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rapidfire_jupyter import notebook
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
 from rapidfire_jupyter.ui.actions import Actions, Reply, Standing
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.ui.panel import Panel
 
 logger = logging.getLogger(__name__)
+MOST_TOLD = 20  # decisions of a policy, in the panel
 FORMATS = {".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}
 
 
@@ -81,6 +84,7 @@ def actions(exp: "Experiment") -> Actions:
         more={
             "analysis": lambda args: _analysis(exp, args),
             "sample": lambda args: _sample(exp, args),
+            "policies": lambda args: _policies(exp, args),
         },
     )
 
@@ -109,6 +113,35 @@ def _analysis(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
     return Reply({**top, "effects": rows, "notes": found.notes})
 
 
+def _policies(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
+    """All policies as the panel shows them, or what one would do now. Any: what a browser sent."""
+    from rapidfire_jupyter import findings, switches
+    from rapidfire_jupyter.oversight import POLICIES
+
+    known = {one.key: one for one in switches.all_of(findings._oversight(exp), exp.state)}
+    if args:
+        if args.get("would") not in known:
+            raise OpError(f"would is one of {', '.join(known)}, got {args.get('would')!r:.40}")
+        one = known[args["would"]]
+        return Reply({"would": findings.would(exp, one), "missing": one.missing})
+    first = exp.events[0].time if exp.events else 0.0
+    shown = []
+    for key, one in known.items():
+        cls = type(one.policy) if one.policy is not None else POLICIES[key]
+        counted, told = findings.done(exp, one)
+        entry = {
+            "key": key,
+            "mode": one.mode,
+            "given": one.given,
+            "about": switches.about(cls),
+            "settings": [asdict(part) for part in switches.settings_of(cls, one.policy)],
+            "done": counted,
+            "told": [[round(time - first, 3), text] for time, text in told[-MOST_TOLD:]],
+        }
+        shown.append({**entry, "settings": encode(entry["settings"])})
+    return Reply({"policies": shown})
+
+
 def _standing(exp: "Experiment") -> Standing:
     status = exp.status
     if status == "halted" and exp._fit is not None:
@@ -123,6 +156,8 @@ def _standing(exp: "Experiment") -> Standing:
 
 def _order(exp: "Experiment", kind: str, run: int | None, args: Mapping[str, Any]) -> OpHandle:
     """Submit an op as the panel's. Any: hyperparameter values."""
+    if kind == "policy":
+        return exp.policy(args["name"], args["mode"], by="panel", **args["settings"])
     if kind in ("pause_all", "resume_all"):
         return cast(OpHandle, getattr(exp, kind)(by="panel"))
     return cast(OpHandle, getattr(exp, kind)(run, **args, by="panel"))

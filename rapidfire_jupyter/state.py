@@ -61,12 +61,26 @@ class Run:
 
 @dataclass(frozen=True)
 class State:
-    """An experiment: its runs by id, the settings of its fit, and whether it is paused or ended."""
+    """An experiment: its runs by id, the settings of its fit, and whether it is paused or ended.
+
+    Attributes:
+        overseen: The policies that `run_fit` was given last, in words by name, and `dry_run`.
+        switched: How people switched policies since then: mode and settings by name.
+    """
 
     runs: Mapping[int, Run] = field(default_factory=dict)
     fit: Mapping[str, Any] | None = None  # Any: JSON values
     paused: bool = False
     ended: bool = False
+    overseen: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON values
+    switched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Any: JSON values
+
+    def policy(self, name: str) -> Mapping[str, Any]:  # Any: JSON values
+        """Mode and settings of a policy, as it was given or switched."""
+        given = name in self.overseen.get("policies", ())
+        usual = "dry-run" if self.overseen.get("dry_run") else "on"
+        mode = usual if given else "off"
+        return self.switched.get(name, {"mode": mode, "settings": {}})
 
 
 def apply(state: State, event: Event) -> State:
@@ -77,6 +91,8 @@ def apply(state: State, event: Event) -> State:
         return State(runs=runs, fit=data["fit"])  # after one in which nothing was trained
     if event.kind == "op":
         return _apply_op(state, event)
+    if event.kind == "overseen":
+        return replace(state, overseen=data, switched={})
     if event.kind == "ended":
         runs = {i: _requeued(run) for i, run in state.runs.items()}
         return replace(state, ended=True, runs=runs)
@@ -142,6 +158,12 @@ def _apply_op(state: State, event: Event) -> State:
             for i, r in state.runs.items()
         }
         return replace(state, runs=runs, paused=False)
+    if kind == "policy":
+        name, settings = data["args"]["name"], data["args"]["settings"]
+        if settings is None:
+            settings = state.policy(name)["settings"]
+        switch = {"mode": data["args"]["mode"], "settings": settings}
+        return replace(state, switched={**state.switched, name: switch})
     waiting: Status = "paused" if state.paused else "queued"
     if kind == "clone":
         child = Run(**{**data["created"], "served": _entry(state)})

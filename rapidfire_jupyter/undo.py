@@ -31,10 +31,13 @@ def _is_automatic(by: str) -> bool:
 
 def _opposite(event: Event, before: Sequence[Event], by: str) -> Op:
     kind, run = event.data["kind"], event.run
-    if kind == "boost":
+    if kind in ("boost", "policy"):
         state = State()
         for earlier in before:
             state = apply(state, earlier)
+        if kind == "policy":
+            name = event.data["args"]["name"]
+            return Op("policy", None, {"name": name, **state.policy(name)}, by)
         return Op("boost", run, {"weight": state.runs[run or 0].weight}, by)
     if kind == "clone":
         return Op("delete", event.data["created"]["id"], by=by)

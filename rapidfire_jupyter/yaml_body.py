@@ -6,6 +6,7 @@ Only plain values and names of notebook variables are read; nothing in them is e
 import inspect
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -34,12 +35,13 @@ peft_config:
   target_modules: [q_proj, v_proj]
 training_args:                     # of trainer_type: SFT, DPO, GRPO, ...
   learning_rate: {grid: [1e-3, 1e-4]}   # or {range: [1e-5, 1e-3], log: true} with num_runs: 8
+# optuna: {at_once: 4, metric: eval_loss}  # with num_runs: Optuna suggests the runs (RFOptuna)
 num_chunks: 8                      # as are all arguments of run_fit
 policies: [halving, {threshold: {limit: 3.0, after: 2}}]   # by name, with their settings
 as: exp                            # the notebook variable that gets the experiment"""
 
 # Keys of a YAML body: those of ours, of run_fit and of RFModelConfig.
-_OWN_KEYS = ("experiment", "root", "as", "num_runs")
+_OWN_KEYS = ("experiment", "root", "as", "num_runs", "optuna")
 _FIT_KEYS = tuple(
     name
     for name in inspect.signature(Experiment.run_fit).parameters
@@ -207,7 +209,11 @@ def run_body(text: str, names: dict[str, Any]) -> Experiment:
         del fit["seed"]
     else:
         model.pop("seed", None)
-    search = _search(RFModelConfig(**model), kind, values.get("num_runs"), fit.get("seed", 42))
+    config = RFModelConfig(**model)
+    if "optuna" in values:
+        search = _optuna(config, kind, values, lines)
+    else:
+        search = _search(config, kind, values.get("num_runs"), fit.get("seed", 42))
     exp = Experiment(values["experiment"], **({"root": values["root"]} if "root" in values else {}))
     exp.run_fit(search, **fit)
     names[target] = exp
@@ -280,6 +286,32 @@ def _config(cls: type[Recorded], key: str, value: Any) -> Any:
             f"{{grid: [...]}} of them, got {short(value)}"
         )
     return cls(**value)
+
+
+def _optuna(
+    config: RFModelConfig, kind: str, values: Mapping[str, Any], lines: Mapping[str, int]
+) -> Any:
+    """RFOptuna, with what is given under `optuna`, and `num_runs`. Any: what YAML holds, it."""
+    from rapidfire_jupyter.suggestions import RFOptuna
+
+    given = {} if values["optuna"] in (None, True) else values["optuna"]
+    where = f"line {lines['optuna']} of the cell: "
+    if not isinstance(given, dict):
+        raise UsageError(
+            f"{where}optuna takes settings of RFOptuna: {{at_once: 4}}, got {short(given)}"
+        )
+    own = [one.name for one in fields(RFOptuna) if one.name not in ("configs", "trainer_type")]
+    for name in given:
+        if name not in own or name == "where":
+            near = closest(name, own) or f"; {', '.join(n for n in own if n != 'where')}"
+            raise UsageError(f"{where}optuna has no setting {name!r}{near}")
+    if "num_runs" in given and "num_runs" in values:
+        raise UsageError(f"{where}num_runs is given twice; give it once")
+    runs = {"num_runs": values["num_runs"]} if "num_runs" in values else {}
+    try:
+        return RFOptuna(config, kind, **runs, **given)
+    except ConfigError as error:
+        raise UsageError(f"{where}{error}") from error
 
 
 def _search(

@@ -21,6 +21,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
     Threshold,
+    showing,
     webhooks,
 )
 from rapidfire_jupyter.choices import List
@@ -161,6 +162,101 @@ def test_run_all_attaches_and_policies_act_once(experiment):
     assert [(e.run, e.data["kind"]) for e in ops(exp)] == once == list(dict.fromkeys(once))
 
 
+# ---- switches ----
+
+
+def held(exp, search, step=3, **given):
+    """The notebook with training paused once run 1 has come to a step."""
+    paused = []
+
+    def listen(event):
+        here = event.kind == "logged" and event.run == 1 and event.data["row"]["step"] == step
+        if here and not paused:
+            paused.append(exp.pause_all())
+
+    exp._log.subscribe(listen)
+    cells(exp, search, wait=False, **given)
+    exp._wait(lambda: exp.state.paused, 120)
+
+
+def test_a_policy_is_switched_on_while_training_goes_on_and_stays_on_in_the_next_kernel(
+    tmp_path,
+):
+    exp = Experiment("exp", root=tmp_path)
+    held(exp, grid(RATES[:3]))
+
+    done = exp.policy("threshold", "on", limit=0.1, keep_best=False).wait(60)
+    again = exp.policy("threshold", "on").wait(60)
+    exp.end()
+    exp = Experiment("exp", root=tmp_path)
+    cells(exp, grid(RATES[:3]), wait=False)
+    exp.resume_all().wait(60)
+    exp.wait(120)
+
+    assert (done.status, again.status) == ("applied", "already")
+    assert {run.status for run in exp.runs} == {"stopped"}
+    assert {e.data["by"] for e in ops(exp)} == {"policy:threshold"}
+    row = exp.policies().loc["threshold"]
+    assert (row["mode"], row["done"]) == ("on", "stop 3")
+    assert row["settings"] == "Threshold(limit=0.1, keep_best=False)"
+    exp.end()
+
+
+def test_a_policy_that_only_tells_acts_once_it_is_switched_on(experiment):
+    exp = experiment()
+    limit = Threshold(limit=0.1, keep_best=False)
+    told = []
+    exp._log.subscribe(
+        lambda e: told.append(exp.policy("threshold")) if e.kind == "decisions" and not told else 0
+    )
+
+    cells(exp, grid(RATES[1:3]), [limit], dry_run=True)
+
+    assert [h.status for h in told] == ["applied"]
+    assert {run.status for run in exp.runs} == {"stopped"}
+    assert exp.decisions().dry_run.tolist()[0] and not exp.decisions().dry_run.tolist()[-1]
+
+
+def test_a_policy_that_is_switched_off_does_nothing_and_tells_what_it_would_do(experiment):
+    exp = experiment()
+    limit = Threshold(limit=0.1, keep_best=False)
+    held(exp, grid(RATES[1:3]), step=1, policies=[limit])
+
+    exp.policy("threshold", "off", by="panel").wait(60)
+    exp.resume_all()
+    exp._wait(lambda: min(r.chunk for r in exp.state.runs.values()) >= 1, 120)
+    exp.pause_all().wait(60)
+    exp.resume_all().wait(60)
+    would = showing.actions(exp).more["policies"]({"would": "threshold"}).data["would"]
+    exp.wait(120)
+
+    assert ops(exp) == [] and {run.status for run in exp.runs} == {"completed"}
+    assert len(would) >= 1 and "stop run" in would[0] and "is above 0.1 after chunk" in would[0]
+    exp.undo().wait(60)
+    assert exp.state.policy("threshold")["mode"] == "off"  # the last op was resume_all
+
+
+def test_the_panel_shows_and_switches_policies_and_magic_does_the_same(experiment):
+    from rapidfire_jupyter.magics import run_magic
+
+    exp = experiment()
+    held(exp, grid(RATES[1:3]), policies=[Halving(eta=2)])
+    asked = showing.actions(exp)
+
+    order = {"name": "budget", "mode": "on", "settings": {"seconds": 9e9}}
+    asked.order("policy", None, order).wait(60)
+    run_magic("policy halving dry-run eta=3", None, {"exp": exp})
+    exp._wait(lambda: exp.state.policy("halving")["mode"] == "dry-run", 60)
+    shown = {one["key"]: one for one in asked.more["policies"]({}).data["policies"]}
+
+    assert shown["budget"]["mode"] == "on" and not shown["budget"]["given"]
+    assert shown["halving"]["mode"] == "dry-run" and shown["halving"]["given"]
+    settings = {one["name"]: one["value"] for one in shown["halving"]["settings"]}
+    assert settings["eta"] == 3 and shown["threshold"]["mode"] == "off"
+    with pytest.raises(ConfigError, match="a budget needs"):
+        exp.policy("budget", "on", seconds=None)
+
+
 PHASES = [
     Phase("screening", rules=(Threshold(limit=5.797, after=1),), until=0.5),
     Phase(
@@ -185,6 +281,56 @@ def test_phases_screen_clone_the_best_and_train_the_winner_alone(experiment):
     assert {r.step for r in refined} == {18}
     assert all(r.changes["training_args.max_grad_norm"] == 1.0 for r in refined)
     assert sorted({r.parent for r in refined}) == [3, 4] and final[0].parent in {5, 6, 7, 8}
+
+
+def test_the_winner_of_screened_and_perturbed_clones_trains_alone_with_r_drop_and_answers(
+    experiment,
+):
+    clipped = {"training_args.max_grad_norm": 1.0, "training_args.warmup_steps": 0.1}
+    phases = [
+        Phase("screening", rules=(Threshold(limit=5.797, after=1),), until=0.5),
+        Phase(
+            "refine", until=0.75, clone=CloneBest(top=2, spread=0.2, both=False, changes=clipped)
+        ),
+        Phase(
+            "final",
+            clone=CloneBest(top=1, spread=0, changes={"training_args.rdrop_alpha": 1.0}),
+        ),
+    ]
+    exp = cells(
+        experiment(),
+        grid([3e-5, 3e-2, 5e-2]),
+        phases=phases,
+        generate_rows=4,
+        max_new_tokens=8,
+        eval_budget=1.0,
+    )
+
+    runs = list(exp.state.runs.values())
+    final = runs[-1]
+    assert [r.status for r in runs] == ["stopped"] * 5 + ["completed"]
+    refined = [r for r in runs if r.changes.get("training_args.max_grad_norm") == 1.0]
+    assert {r.parent for r in refined} <= {2, 3} and len(refined) == 2 and runs[0].step == 3
+    assert all(r.config["training_args.warmup_steps"] == 0.1 for r in (*refined, final))
+    rates = [r.config["training_args.learning_rate"] for r in refined]
+    parents = [exp.state.runs[r.parent].config["training_args.learning_rate"] for r in refined]
+    ways = [rate / of for rate, of in zip(rates, parents, strict=True)]
+    assert all(way == pytest.approx(0.8) or way == pytest.approx(1.2) for way in ways)
+
+    best = min(refined, key=lambda r: _last(exp, r.id, "eval_loss"))
+    assert final.parent == best.id and final.warm and final.clone_step == best.step == 18
+    assert final.config["training_args.rdrop_alpha"] == 1.0
+    rows = exp.run(final.id).rows
+    kept = [row for row in rows if row["step"] > 18 and "rdrop_kl" in row]
+    assert [row["step"] for row in kept] == [19, 20, 21, 22, 23, 24]
+    alone = [e.run for e in exp.events if e.kind == "slice_started"]
+    assert alone[alone.index(final.id) :] == [final.id] * (len(alone) - alone.index(final.id))
+    assert "eval_bleu" in exp.results() and _last(exp, final.id, "eval_bleu") is not None
+    assert exp.best("eval_bleu").id == final.id  # no run that was stopped beats one that finished
+
+
+def _last(exp, run, metric):
+    return next((row[metric] for row in reversed(exp.run(run).rows) if metric in row), None)
 
 
 # ---- monitors ----
@@ -277,6 +423,26 @@ def test_repeated_runs_say_what_a_tie_is_to_policies(experiment):
     asked = calibrated([Halving(), Threshold()], floor)
 
     assert runs == 3 and asked == (Halving(noise=floor), Threshold())
+
+
+def test_what_training_will_cost_is_told_once_after_the_first_pass_and_stands_over_the_runs(
+    experiment,
+):
+    exp = experiment()
+    held(exp, grid([1e-3, 1e-2]), step=5)
+    shown = repr(exp.runs)
+    exp.resume_all()
+    exp.wait(120)
+
+    known = [(n, e) for n, e in enumerate(exp.events) if e.kind == "cost"]
+    assert len(known) == 1
+    place, price = known[0]
+    assert price.data["text"].startswith("2 runs x 24 steps x 0.")
+    assert price.data["text"].endswith(" left, if no run is stopped early")
+    slices = [e.run for e in exp.events[:place] if e.kind == "slice_ended"]
+    assert slices == [1, 2]
+    assert shown.startswith("2 runs x 24 steps x 0.") and " left\n" in shown
+    assert not repr(exp.runs).startswith("2 runs")  # nothing is left to train
 
 
 # ---- crashes ----

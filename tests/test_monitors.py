@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -394,6 +395,55 @@ def test_one_slow_slice_is_no_slowdown():
     seconds = [4.0, 4.1, 3.9, 4.0, 30.0, 4.0, 4.0, 30.0]
 
     assert seen([], (Slowdown(),), measures=Measures(slices(seconds=seconds))) == []
+
+
+def shared(seconds, **columns):
+    """Runs 1 to 4 in turns; each slice of a turn takes these seconds, run 1's ones its own."""
+    found, now = [], 1000.0
+    for k, took in enumerate(seconds):
+        for run in (1, 2, 3, 4):
+            mine = took if isinstance(took, tuple) else (took, took)
+            spent = mine[0] if run == 1 else mine[1]
+            now += spent
+            more = {name: values[k] for name, values in columns.items()}
+            found.append(Slice(run, now, 40 * (k + 1), 40, spent, **more))
+    return Measures(tuple(found))
+
+
+def seen_by_all(measures):
+    runs = {n: replace(run_of(), id=n) for n in (1, 2, 3, 4)}
+    return new(look((Slowdown(),), State(runs=runs), {}, measures), ())
+
+
+def test_all_runs_slow_at_once_is_the_machine_and_told_once():
+    (alert,) = seen_by_all(shared([4.0, 4.1, 3.9, 4.0, 4.0, 9.0, 9.5, 9.4]))
+
+    assert (alert.run, alert.level, alert.kind) == (None, "info", "slowdown: shared machine")
+    assert "the other runs lost as much" in alert.text
+
+
+def test_a_run_that_is_slow_beside_others_that_are_not_is_told_of_itself():
+    usual, slow = [4.0, 4.1, 3.9, 4.0, 4.0], [(9.0, 4.0), (9.5, 4.0), (9.4, 4.1)]
+    (alert,) = seen_by_all(shared([*usual, *slow]))
+
+    assert (alert.run, alert.kind, alert.level) == (1, "slowdown", "warning")
+
+
+def test_a_kernel_that_got_less_of_the_processor_is_not_a_slow_run():
+    seconds = [4.0, 4.1, 3.9, 4.0, 4.0, 9.0, 9.5, 9.4]
+    waits = [0.1] * 5 + [5.0] * 3
+
+    def told(**columns):
+        known = Measures(slices(seconds=seconds, **columns))
+        return seen([], (Slowdown(),), measures=known)
+
+    starved, worked = told(cpu_seconds=[4] * 8), told(cpu_seconds=seconds)
+    fetches = told(cpu_seconds=[4] * 8, fetch_seconds=waits)
+
+    assert [a.run for a in starved] == [None]
+    assert "this kernel had 43 % of a processor, 100 % before" in starved[0].text
+    assert [a.run for a in worked] == [1]
+    assert "waiting for batches" in fetches[0].text
 
 
 def test_a_slice_that_does_not_end_is_told():

@@ -28,8 +28,8 @@ LAYERS = {
     "space search durations storage folders samples events metric state ops undo cell_source "
     "notebook isolation",
     "decisions": "scheduler measures cost thinning comparison decisions screening halving breeding "
-    "bandit policies alerts learning_faults machine_faults monitors oversight ledger repeats "
-    "suggestions ranking effects analysis",
+    "bandit policies alerts learning_faults machine_faults monitors oversight switches ledger "
+    "repeats suggestions ranking effects analysis",
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks observing",
     "view": "ui",

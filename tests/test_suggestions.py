@@ -237,3 +237,72 @@ def test_the_same_cells_in_a_later_kernel_make_no_further_run(searched):
     assert len(again.runs) == 6
     assert [r.status for r in again.runs].count("completed") == 5
     again.end()
+
+
+YAML = """\
+experiment: exp
+root: {root}
+model_name: tiny
+create_model_fn: create_model
+train_dataset: rows
+eval_dataset: eval_rows
+peft_config: {{r: 4, target_modules: [q_proj]}}
+training_args: {{learning_rate: {{range: [1e-5, 1e-1], log: true}}, num_train_epochs: 1}}
+num_chunks: 2
+{search}
+"""
+
+
+def yaml_names():
+    return {
+        "create_model": tiny.create_model,
+        "rows": tiny.sft_rows(16),
+        "eval_rows": tiny.sft_rows(20)[16:],
+    }
+
+
+def body(root, search):
+    return YAML.format(root=root, search=search)
+
+
+@pytest.mark.slow
+def test_a_yaml_body_lets_optuna_suggest_its_runs(tmp_path):
+    from rapidfire_jupyter.magics import run_magic
+
+    names = yaml_names()
+    asked = "num_runs: 3\noptuna: {at_once: 2, metric: eval_loss, sampler: random, seed: 5}"
+    run_magic("run", body(tmp_path, asked), names)
+    exp = names["exp"].wait(120)
+
+    assert exp._fit.search.num_runs == 3 and exp._fit.search.seed == 5
+    assert [run.status for run in exp.runs] == ["completed"] * 3
+    assert [run.parent for run in exp.runs] == [None, None, 1]
+    exp.end()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            "optuna: {at_onc: 2}",
+            "line 11 of the cell: optuna has no setting 'at_onc'; did you",
+        ),
+        ("optuna: {where: x}", "line 11 of the cell: optuna has no setting 'where'"),
+        (
+            "optuna: tpe",
+            "line 11 of the cell: optuna takes settings of RFOptuna: {at_once: 4}",
+        ),
+        ("optuna: {sampler: grid}", "line 11 of the cell: sampler must be one of tpe, cmaes"),
+        ("optuna: {at_once: 0}", "line 11 of the cell: RFOptuna: at_once must be"),
+        ("optuna: {num_runs: 3}\nnum_runs: 3", "line 11 of the cell: num_runs is given twice"),
+    ],
+)
+def test_a_wrong_search_in_yaml_is_refused_with_its_line(tmp_path, asked, said):
+    from IPython.core.error import UsageError
+
+    from rapidfire_jupyter.magics import run_magic
+
+    with pytest.raises(UsageError) as caught:
+        run_magic("run", body(tmp_path, asked), yaml_names())
+
+    assert said in str(caught.value) and "\n" not in str(caught.value)

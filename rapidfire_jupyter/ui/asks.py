@@ -151,8 +151,11 @@ def _samples(actions: Actions, args: Args) -> Reply:
         raise MessageError(f"a chunk is a whole number, got {chunk!r:.40}")
     known = samples.chunks(actions.log.since(0), actions.state())
     numbers = sorted({number for steps in known.values() for number in steps})
-    newest = numbers[-1] if numbers else 0
-    asked = samples.gather(actions.folder, known, newest if chunk is None else chunk)
+    runs = args.get("runs")
+    if runs is not None and not (isinstance(runs, list) and all(type(r) is int for r in runs)):
+        raise MessageError(f"runs is a list of numbers, got {runs!r:.40}")
+    chunk = samples.shared(known, runs) if chunk is None else chunk
+    asked = samples.gather(actions.folder, known, chunk)
     prompts: list[Sample] = [
         {
             "prompt": one.prompt,
@@ -162,7 +165,7 @@ def _samples(actions: Actions, args: Args) -> Reply:
         }
         for one in asked
     ]
-    return Reply({"chunks": numbers, "prompts": prompts})
+    return Reply({"chunks": numbers, "chunk": chunk, "prompts": prompts})
 
 
 def _export(actions: Actions, args: Args) -> Reply:

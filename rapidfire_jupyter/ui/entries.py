@@ -14,6 +14,7 @@ _VERBS = {
     "undelete": "brought back",
     "pause_all": "training paused",
     "resume_all": "training goes on",
+    "policy": "policy",
 }
 
 
@@ -38,6 +39,7 @@ def entry(event: Event, first_time: float) -> Entry | None:
         "level": level,
         "op": str(event.data["kind"]) if op else "",
         "outcome": str(event.data["outcome"]) if op else "",
+        "policy": _policy(event),
         "remedies": [
             {"label": str(label), "kind": str(kind), "args": dict(args)}
             for label, kind, args in event.data.get("remedies", ())
@@ -54,7 +56,7 @@ def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
         return where + str(data.get("text", "")).partition("\n")[0], "alert"
     if event.kind == "decisions":
         return _decided(data)
-    if event.kind == "note":
+    if event.kind in ("note", "cost"):
         return str(data["text"]), "info"
     if event.kind == "eval_thinned":
         return (str(data["text"]), "alert") if data.get("text") else None
@@ -74,11 +76,21 @@ def _text(event: Event) -> tuple[str, Literal["info", "alert", "error"]] | None:
         return f"{run}: {'; '.join(map(str, data['notes']))}", "info"
     if event.kind == "fit_started":
         return f"training of {len(data['runs'])} runs started", "info"
+    if event.kind == "overseen":
+        names = "; ".join(data["policies"].values()) or "none"
+        return f"policies: {names}{' (dry run)' if data['dry_run'] else ''}", "info"
     if event.kind == "attached":
         return "training goes on in this kernel", "info"
     if event.kind == "ended":
         return "the experiment was ended", "info"
     return None
+
+
+def _policy(event: Event) -> str:
+    if event.kind == "decisions":
+        return str(event.data["decisions"][0]["policy"])
+    by = str(event.data.get("by", "")) if event.kind == "op" else ""
+    return by.removeprefix("policy:") if by.startswith("policy:") else ""
 
 
 def _decided(data: Any) -> tuple[str, Literal["info"]] | None:  # Any: JSON values
@@ -115,6 +127,10 @@ def _details(data: Any) -> str:  # Any: JSON values of an op event
         child, warm = data["created"]["id"], "warm" if data["args"].get("warm") else "cold"
         changes = ", ".join(f"{k}={v}" for k, v in data["args"].get("changes", {}).items())
         return f" {warm} as run {child}" + (f" with {changes}" if changes else "")
+    if data["kind"] == "policy":
+        args = data["args"]
+        given = ", ".join(f"{k}={v}" for k, v in (args["settings"] or {}).items())
+        return f" {args['name']} is {args['mode']}" + (f" with {given}" if given else "")
     if data["kind"] == "pause_all" and data.get("reason"):
         return f": {data['reason']}"
     at = data.get("step")

@@ -23,7 +23,10 @@ def magic_line(kind: str, run: int | None, args: Mapping[str, Any], experiment: 
         words.append(str(run))
     if kind == "boost":
         words.append(f"{args.get('weight', 2.0):g}")
-    pairs = args.get("changes", {}) if kind == "clone" else args if kind == "resume" else {}
+    if kind == "policy":
+        words += [str(args["name"]), str(args["mode"])]
+    inner = {"clone": "changes", "policy": "settings"}.get(kind)
+    pairs = (args.get(inner) or {}) if inner else args if kind == "resume" else {}
     words += [f"{name}={written(value)}" for name, value in pairs.items()]
     if kind == "clone" and args.get("warm"):
         words.append("--warm")

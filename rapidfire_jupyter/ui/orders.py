@@ -22,6 +22,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "boost": frozenset({"weight"}),
     "clone": frozenset({"changes", "warm"}),
     "resume": frozenset({"num_train_epochs", "max_steps"}),
+    "policy": frozenset({"name", "mode", "settings"}),
 }
 _Status = Literal["pending", "applied", "already", "refused"]
 
@@ -118,6 +119,11 @@ def checked(message: Mapping[str, Any]) -> tuple[str, int | None, dict[str, Any]
         given["weight"] = _weight(args.get("weight", 2.0))
     if kind == "clone":
         given = {"changes": changes_of(args), "warm": flag(args, "warm")}
+    if kind == "policy":
+        settings = args.get("settings") or {}
+        if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+            raise MessageError(f"settings are an object, got {settings!r:.80}")
+        given = {"name": text(args, "name"), "mode": text(args, "mode"), "settings": dict(settings)}
     return str(kind), run, given
 
 

@@ -31,7 +31,8 @@ from rapidfire_jupyter.ui.wire import Answer
 
 SAVED_SHARE = 0.25  # of a snapshot's size, in saved notebooks
 logger = logging.getLogger(__name__)
-_SLOW = frozenset({"export", "sample", "samples", "analysis"})  # answered in a thread of their own
+# Questions that are answered in a thread of their own.
+_SLOW = frozenset({"export", "sample", "samples", "analysis", "policies"})
 
 
 _ESM = script(*(STATIC / "PARTS").read_text(encoding="utf-8").split())

@@ -99,6 +99,7 @@ class Entry(TypedDict):
     level: Literal["info", "alert", "error"]
     op: str  # kind of the op, "" for others
     outcome: str  # applied, already, refused; "" for others
+    policy: str  # whose op or decision it is; "" for all others
     remedies: list[Remedy]  # of an alert
 
 
@@ -193,8 +194,9 @@ class Ping(TypedDict):
 class Order(TypedDict):
     """An op; `kind` is one of `ops.KINDS`.
 
-    `args` holds weight (boost), changes and warm (clone), num_train_epochs or max_steps (resume). A
-    clone form with several values sends one order each.
+    `args` holds weight (boost), changes and warm (clone), num_train_epochs or max_steps (resume),
+    name, mode ("on", "dry-run", "off") and settings (policy; without settings they stay). A clone
+    form with several values sends one order each.
     """
 
     type: Literal["order"]
@@ -224,10 +226,13 @@ class Ask(TypedDict):
       `data.balance` measures it; no chunks where they are shares of steps.
     - "export": {"format": "csv"|"parquet"|"html"|"adapter", "run"?}; {"file": name, "mime"} and the
       bytes as buffer, or {"path"} for the adapter's folder (relative to the kernel's directory).
-    - "samples": {"chunk"}; {"chunks": [..], "prompts": [Sample]}.
+    - "samples": {"chunk", "runs"}; {"chunks": [..], "chunk", "prompts": [Sample]}. Without a chunk,
+      the newest that over half of these runs have answered after.
     - "analysis": {"metric"}; {"metric", "mode", "at", "used": runs, "effects": [EffectRow],
       "notes": [text]}: what each hyperparameter did.
     - "sample": {"runs", "prompts"}; {"predictions": {run: [text]}}.
+    - "policies": nothing; {"policies": [Policy]}. {"would": key}; {"would": [text]}, what one would
+      do now, and "missing": which setting it needs first.
     """
 
     type: Literal["ask"]
@@ -263,6 +268,27 @@ class EffectRow(TypedDict):
     high: Number
     verdict: Literal["better", "worse", "tie", "unclear"]
     pairs: int
+
+
+class Setting(TypedDict):
+    """One setting of a policy."""
+
+    name: str
+    kind: Literal["int", "float", "bool", "text", "list", "fixed"]
+    value: Json
+    about: str
+
+
+class Policy(TypedDict):
+    """One policy of the tab of policies."""
+
+    key: str
+    mode: Literal["on", "dry-run", "off"]
+    given: bool  # by run_fit
+    about: str
+    settings: list[Setting]
+    done: str  # its ops, counted
+    told: list[tuple[float, str]]  # the newest 20 decisions: seconds since first_time, text
 
 
 class Sample(TypedDict):

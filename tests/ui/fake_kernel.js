@@ -90,11 +90,11 @@ const REMEDIES = [
 
 function makeEntries() {
   return [
-    { seq: 1, time: 0, kind: "fit_started", run: null, text: "training started: 8 runs", level: "info", op: "", outcome: "", remedies: [] },
-    { seq: 5, time: 130, kind: "op", run: 4, text: "stop run 4 at step 60", level: "info", op: "stop", outcome: "applied", remedies: [] },
-    { seq: 7, time: 260, kind: "op", run: 1, text: "boost run 1 to weight 3", level: "info", op: "boost", outcome: "applied", remedies: [] },
-    { seq: 9, time: 410, kind: "alert", run: 3, text: "loss of run 3 is NaN since step 120", level: "alert", op: "", outcome: "", remedies: REMEDIES },
-    { seq: 12, time: 520, kind: "run_failed", run: 5, text: "run 5 failed: CUDA out of memory", level: "error", op: "", outcome: "", remedies: [] },
+    { seq: 1, time: 0, kind: "fit_started", run: null, text: "training started: 8 runs", level: "info", op: "", outcome: "", policy: "", remedies: [] },
+    { seq: 5, time: 130, kind: "op", run: 4, text: "stop run 4 at step 60", level: "info", op: "stop", outcome: "applied", policy: "", remedies: [] },
+    { seq: 7, time: 260, kind: "op", run: 1, text: "boost run 1 to weight 3", level: "info", op: "boost", outcome: "applied", policy: "", remedies: [] },
+    { seq: 9, time: 410, kind: "alert", run: 3, text: "loss of run 3 is NaN since step 120", level: "alert", op: "", outcome: "", policy: "", remedies: REMEDIES },
+    { seq: 12, time: 520, kind: "run_failed", run: 5, text: "run 5 failed: CUDA out of memory", level: "error", op: "", outcome: "", policy: "", remedies: [] },
   ];
 }
 
@@ -181,7 +181,24 @@ const DEFAULTS = {
   config: (args, kernel) => ({ values: { ...kernel.head.constants, ...kernel.rows.find((row) => row.id === args.run).params } }),
   log: (args) => ({ text: `run ${args.run}\n{'loss': 1.234, 'grad_norm': 0.5}\nUserWarning: something` }),
   peek: { rows: [[{ text: "<|user|> Where is my order? <|assistant|>", learned: false }, { text: "It left our warehouse on Monday.", learned: true }]] },
-  samples: { chunks: [1, 2], prompts: [{ prompt: "Where is my order?", reference: "It left on Monday.", predictions: { 1: "It left our warehouse.", 2: "I do not know." }, scores: { 1: { bleu: 0.41 }, 2: { bleu: 0.02 } } }] },
+  samples: { chunks: [1, 2], chunk: 1, prompts: [{ prompt: "Where is my order?", reference: "It left on Monday.", predictions: { 1: "It left our warehouse.", 2: "I do not know." }, scores: { 1: { bleu: 0.41 }, 2: { bleu: 0.02 } } }] },
+  policies: (args) =>
+    args.would
+      ? { would: ["halving (rung 0.25): stop run 2: eval_loss 3.1 at 0.25 of its schedule is behind 2.9 of run 1"], missing: "" }
+      : {
+          policies: [
+            {
+              key: "halving", mode: "on", given: true, about: "Guarded successive halving", done: "stop 1",
+              settings: [
+                { name: "eta", kind: "float", value: 4, about: "Of the runs that were judged before, one in eta goes on." },
+                { name: "metric", kind: "text", value: null, about: "None takes eval_loss." },
+              ],
+              told: [[120, "halving (rung 0.125): stop run 4: eval_loss 3.4 is behind"]],
+            },
+            { key: "threshold", mode: "off", given: false, about: "Stop runs whose metric is on the wrong side of a limit", done: "", told: [],
+              settings: [{ name: "limit", kind: "float", value: 2, about: "Runs with a loss above it are stopped." }] },
+          ],
+        },
   sample: (args) => ({ predictions: Object.fromEntries(args.runs.map((run) => [run, [`answer of ${run} to ${args.prompts[0]}`]])) }),
   analysis: (args) => ({
     metric: args.metric || "loss", mode: "min", at: 1, used: [1, 2, 3, 4], notes: ["differences of up to 0.5 % are a tie"],

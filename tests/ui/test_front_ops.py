@@ -440,3 +440,117 @@ def test_a_run_that_a_policy_stopped_says_why(page):
     title = page.locator("tr[data-run='2'] td:has(.rf-dot)").get_attribute("title")
 
     assert title == "stopped by a policy: eval_loss 3 is behind 2 of run 1"
+
+
+def test_a_policy_is_switched_with_its_settings_and_undone(page):
+    show(page, {"head": {"can": ["ops", "policies"]}})
+    page.get_by_role("tab", name="Policies").click()
+    page.wait_for_selector("[data-policy=threshold]")
+
+    threshold = page.locator("[data-policy=threshold]")
+    threshold.get_by_text("Settings").click()
+    threshold.get_by_label("limit").fill("2.5")
+    page.get_by_label("Policy threshold").select_option("dry-run")
+    page.evaluate("kernel.settle()")
+    notices = page.locator(".rf-notices")
+    assert "Policy threshold dry-run applied" in notices.inner_text()
+    notices.get_by_role("button", name="Undo").click()
+
+    assert orders(page) == [
+        ("policy", None, {"name": "threshold", "mode": "dry-run", "settings": {"limit": 2.5}}),
+        ("policy", None, {"name": "threshold", "mode": "off", "settings": {"limit": 2}}),
+    ]
+
+
+def test_a_policy_tells_what_it_did_and_what_it_would_do_now(page):
+    show(page, {"head": {"can": ["ops", "policies"]}})
+    page.get_by_role("tab", name="Policies").click()
+    page.wait_for_selector("[data-policy=halving]")
+    halving = page.locator("[data-policy=halving]")
+
+    assert "stop 1" in halving.inner_text()
+    halving.get_by_role("button", name="Would do now").click()
+    page.wait_for_selector("[data-policy=halving] .rf-told:not([hidden])")
+
+    assert "(rung 0.25): stop run 2" in halving.inner_text()
+    assert orders(page) == []
+
+
+def test_a_setting_that_is_no_number_is_told_and_nothing_is_sent(page):
+    show(page, {"head": {"can": ["ops", "policies"]}})
+    page.get_by_role("tab", name="Policies").click()
+    page.wait_for_selector("[data-policy=threshold]")
+    threshold = page.locator("[data-policy=threshold]")
+    threshold.get_by_text("Settings").click()
+    threshold.get_by_label("limit").fill("much")
+    threshold.get_by_role("button", name="Apply").click()
+
+    assert "limit must be a number" in threshold.inner_text()
+    assert orders(page) == []
+
+
+def test_the_timeline_tells_on_hover_why_a_policy_did_something(page):
+    show(page)
+    page.evaluate("""() => {
+      const made = (over) => ({ seq: 50, time: 300, kind: "op", run: 2, level: "info", op: "", outcome: "", policy: "halving", remedies: [], text: "", ...over });
+      kernel.delta({ entries: [
+        made({ op: "stop", outcome: "applied", text: "run 2 stopped at step 60 (policy:halving): eval_loss 3 is behind 2" }),
+        made({ seq: 51, time: 500, kind: "decisions", run: null, text: "halving, rung 0.25: 4 of 8 go on" }),
+      ] });
+    }""")
+    page.get_by_role("tab", name="Timeline").click()
+    canvas = page.locator(".rf-lanes canvas")
+    page.wait_for_function("document.querySelector('.rf-lanes canvas').getAttribute('aria-label')")
+    assert "2 by policies" in canvas.get_attribute("aria-label")
+
+    def told(run, time):
+        at = page.evaluate(
+            """([run, time]) => {
+              const canvas = document.querySelector(".rf-lanes canvas");
+              const box = canvas.getBoundingClientRect();
+              const width = canvas.parentElement.clientWidth;
+              const end = Math.max(...makeSlices([1]).map((one) => one.end), 500);
+              return [box.x + 56 + (time / end) * (width - 72), box.y + 8 + (run - 0.5) * 18];
+            }""",
+            [run, time],
+        )
+        page.mouse.move(*at)
+        return canvas.get_attribute("title")
+
+    assert "eval_loss 3 is behind 2" in told(2, 300)
+    assert "4 of 8 go on" in told(6, 500)
+
+
+@pytest.mark.parametrize(("age", "told"), [(1, True), (600, False)])
+def test_what_training_will_cost_is_told_once_when_it_is_known(page, age, told):
+    show(page)
+    page.evaluate(
+        """(age) => kernel.delta({ entries: [{
+          seq: 60, time: Date.now() / 1000 - kernel.head.first_time - age, kind: "cost", run: null, level: "info", op: "",
+          outcome: "", policy: "", remedies: [], text: "8 runs x 400 steps x 0.5 s = 27 min, if no run is stopped early" }] })""",
+        age,
+    )
+    page.get_by_role("tab", name="Events").click()
+    page.wait_for_selector("td:has-text('8 runs x 400 steps')")
+
+    assert ("Cost: 8 runs x 400 steps" in page.locator(".rf-notices").inner_text()) == told
+
+
+def test_samples_are_of_a_chunk_that_the_runs_shown_share_until_one_is_chosen(page):
+    show(page, {"head": {"can": ["ops", "samples"]}})
+    page.get_by_role("tab", name="Samples").click()
+    page.wait_for_selector(".rf-samples td:has-text('It left our warehouse.')")
+    chunk = page.get_by_label("Chunk")
+    assert chunk.input_value() == "1"
+
+    page.locator("tr[data-run='1'] input").click()
+    page.locator("tr[data-run='2'] input").click()
+    page.wait_for_function("kernel.model.sent.filter((m) => m.what === 'samples').length > 1")
+    chunk.select_option("2")
+    page.wait_for_function(
+        "kernel.model.sent.filter((m) => m.what === 'samples').at(-1).args.chunk === 2"
+    )
+
+    asked = [one["args"] for one in sent(page, "ask") if one["what"] == "samples"]
+    assert asked[0]["chunk"] is None and len(asked[0]["runs"]) == 6
+    assert {"chunk": None, "runs": [1, 2]} in asked

@@ -307,3 +307,19 @@ def test_colours_are_those_of_the_kernels_end(js):
 
     assert js("LIGHT") == list(colors.LIGHT)
     assert js("DARK") == list(colors.DARK)
+
+
+def test_what_policies_decided_is_on_the_timeline_beside_the_ops_that_acted(js):
+    found = js("""() => {
+      const at = (time, over) => ({ seq: time, time, kind: "op", run: 1, text: "", level: "info", op: "stop", outcome: "applied", policy: "", remedies: [], ...over });
+      const entries = [
+        at(100, { policy: "halving" }),
+        at(110, { outcome: "refused" }),
+        at(120, { kind: "decisions", run: null, op: "", outcome: "", policy: "halving" }),
+        at(130, { kind: "note", op: "", outcome: "" }),
+      ];
+      const rows = new Map([[1, makeRow(1)]]);
+      return planTimeline({ ...emptyState(), rows, entries, slices: makeSlices([1], 12) }, 600).marks.map((one) => [one.time, one.policy]);
+    }""")
+
+    assert found == [[100, "halving"], [120, "halving"]]

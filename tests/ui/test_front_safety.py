@@ -12,7 +12,7 @@ EVIL = [
     '</script><svg onload="window.evil = 1">',
     '"><a href="javascript:window.evil=1" onmouseover="window.evil = 1">',
 ]
-TABS = ["Timeline", "Samples", "Events", "Log", "Data", "Config", "Compare", "Plotly"]
+TABS = ["Timeline", "Samples", "Policies", "Events", "Log", "Data", "Config", "Compare", "Plotly"]
 
 
 @pytest.mark.parametrize("evil", EVIL)
@@ -39,7 +39,7 @@ def test_markup_in_any_text_is_only_text(page, evil):
         "constants": {evil: evil},
         "best": {"loss": 1, evil: 1},
         "state": "halted",
-        "can": ["ops", "schedule", "sample", "samples", "data", "analysis"],
+        "can": ["ops", "schedule", "sample", "samples", "data", "analysis", "policies"],
     }
     show(page, {"rows": {1: row}, "head": head})
     page.evaluate(
@@ -47,11 +47,11 @@ def test_markup_in_any_text_is_only_text(page, evil):
           kernel.answers = {
             form: { fields: FIELDS.map((f) => ({ ...f, label: evil, note: evil, group: evil, value: f.kind === "text" ? evil : f.value })), warm: evil },
             config: { values: { [evil]: evil } }, log: { text: evil }, peek: { rows: [[{ text: evil, learned: true }]] },
-            samples: { chunks: [1], prompts: [{ prompt: evil, reference: evil, predictions: { 1: evil }, scores: { 1: { [evil]: 1 } } }] },
-            data: { rows: 1, measured: 1, chunks: [{ rows: 1, words: 1, groups: { [evil]: 1 } }] }, library: { error: evil }, sample: { error: evil },
+            samples: { chunks: [1], chunk: 1, prompts: [{ prompt: evil, reference: evil, predictions: { 1: evil }, scores: { 1: { [evil]: 1 } } }] },
+            data: { rows: 1, measured: 1, chunks: [{ rows: 1, words: 1, groups: { [evil]: 1 } }] }, policies: { policies: [{ key: evil, mode: "on", given: true, about: evil, done: evil, told: [[1, evil]], settings: [{ name: evil, kind: "text", value: evil, about: evil }] }] }, library: { error: evil }, sample: { error: evil },
             analysis: { metric: evil, mode: "min", at: 1, used: [1], notes: [evil], effects: [{ factor: evil, before: evil, after: evil, mean: 1, low: null, high: null, verdict: evil, pairs: 1 }] },
           };
-          kernel.delta({ entries: [{ seq: 99, time: 1, kind: evil, run: 1, text: evil, level: "alert", op: "stop", outcome: "applied", remedies: [{ label: evil, kind: "clone", args: { changes: { [evil]: evil }, warm: false } }] }] });
+          kernel.delta({ entries: [{ seq: 99, time: 1, kind: evil, run: 1, text: evil, level: "alert", op: "stop", outcome: "applied", policy: evil, remedies: [{ label: evil, kind: "clone", args: { changes: { [evil]: evil }, warm: false } }] }] });
         }""",
         evil,
     )
@@ -108,7 +108,7 @@ def test_axe_finds_nothing(page, dark):
         2: {"parent": 1, "warm": True, "clone_step": 100, "inexact": ["a cell drew numbers"]},
         3: {"status": "failed", "error": "out of memory"},
     }
-    can = ["ops", "schedule", "sample", "samples", "data", "analysis"]
+    can = ["ops", "schedule", "sample", "samples", "data", "analysis", "policies"]
     show(page, {"rows": rows, "head": {"alerts": 2, "can": can}}, dark=dark)
     page.locator("tr[data-run='1'] input").click()
     page.locator("tr[data-run='1'] [data-op=stop]").click()

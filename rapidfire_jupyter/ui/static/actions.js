@@ -54,9 +54,11 @@ function magicLine(
   if (kind === "pause_all") return "%rapidfire pause";
   if (kind === "resume_all") return "%rapidfire resume-all";
   if (kind === "boost") return `%rapidfire boost ${run} ${args.weight}`;
-  const pairs = Object.entries(kind === "clone" ? args.changes || {} : args).filter(([key]) => key !== "warm");
+  const inner = { clone: args.changes, policy: args.settings }[kind];
+  const pairs = Object.entries(inner || (kind === "clone" || kind === "policy" ? {} : args));
   const words = pairs.map(([key, value]) => `${key}=${typeof value === "string" ? value : JSON.stringify(value)}`);
-  return ["%rapidfire", kind, run, ...words, kind === "clone" && args.warm ? "--warm" : ""]
+  const what = kind === "policy" ? [args.name, args.mode] : [run];
+  return ["%rapidfire", kind, ...what, ...words, kind === "clone" && args.warm ? "--warm" : ""]
     .filter((word) => word !== "")
     .join(" ");
 }
@@ -72,6 +74,7 @@ function opWords(/** @type {Sent} */ sent) {
     boost: "Boost",
     pause_all: "Pause all",
     resume_all: "Resume all",
+    policy: `Policy ${sent.args.name} ${sent.args.mode}`,
   };
   const verb = words[/** @type {keyof typeof words} */ (sent.kind)] || sent.kind;
   const tail =
@@ -97,6 +100,8 @@ function opposite(/** @type {Sent} */ sent, /** @type {number} */ now) {
   if (sent.kind === "clone") return sent.made === null ? null : { kind: "delete", run: sent.made, args: {} };
   if (sent.kind === "boost")
     return sent.before === null ? null : { kind: "boost", run: sent.run, args: { weight: sent.before } };
+  if (sent.kind === "policy")
+    return sent.before === null ? null : { kind: "policy", run: null, args: { name: sent.args.name, ...sent.before } };
   /** @type {Record<string, string>} */
   const pairs = { stop: "resume", pause_all: "resume_all", resume_all: "pause_all", undelete: "delete" };
   if (sent.kind === "resume" && !Object.keys(sent.args).length) return { kind: "stop", run: sent.run, args: {} };

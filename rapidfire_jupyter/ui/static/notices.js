@@ -3,6 +3,7 @@
 
 const SHOWN_MS = 6_000;
 const REFUSED_MS = 60_000;
+const COST_S = 60; // what is older was told before
 
 /** Orders that were given together, newest first, as long as they are worth showing. */
 function batches(/** @type {Sent[]} */ orders, /** @type {Set<string>} */ dismissed, /** @type {number} */ now) {
@@ -48,10 +49,20 @@ function createNotices(/** @type {View} */ view) {
   const dismissed = /** @type {Set<string>} */ (new Set());
   /** @type {{key: string, text: string, until: number} | null} */
   let said = null;
-  let [drawn, told] = ["", ""];
+  let [drawn, told, priced] = ["", "", false];
+
+  /** What the experiment will cost is told when it becomes known, and not again after a reload of the page. */
+  function tellCost(/** @type {number} */ now) {
+    const price = view.state.entries.find((one) => one.kind === "cost");
+    if (!price || priced) return;
+    priced = true;
+    const age = Date.now() / 1000 - /** @type {Head} */ ((view.state.head).first_time + price.time);
+    if (age < COST_S) said = { key: "cost", text: `Cost: ${price.text}`, until: now + REFUSED_MS };
+  }
 
   function update() {
     const now = performance.now();
+    tellCost(now);
     if (said && now > said.until) said = null;
     const shown = batches(view.link.orders, dismissed, now).slice(0, 4);
     const items = shown.map(({ key, group }) => {

@@ -6,7 +6,7 @@ const GENERATE_MS = 600_000; // runs answer between slices
 
 /** @param {View} view */
 function createSamples(view) {
-  const chunk = h("select", { "aria-label": "Chunk", onchange: () => void load() });
+  const chunk = h("select", { "aria-label": "Chunk", onchange: () => ((byHand = true), void load()) });
   const grid = h("div");
   const question = h("textarea", { rows: 2, "aria-label": "Prompt", placeholder: "Ask the selected runs something…" });
   const send = button("Ask", "", () => void ask(), { text: "Ask", class: "rf-button rf-primary" });
@@ -27,6 +27,7 @@ function createSamples(view) {
   );
   /** @type {Sample[]} */
   let prompts = [];
+  let byHand = false; // else the newest chunk that most of the runs shown have reached
 
   const shown = () =>
     view.targets().length > 1 ? view.targets().slice(0, MOST_SIDE) : view.order().slice(0, MOST_SIDE);
@@ -34,12 +35,11 @@ function createSamples(view) {
   async function load() {
     if (!view.state.head?.can.includes("samples")) return;
     try {
-      const { data } = await view.ask("samples", { chunk: chunk.value === "" ? null : Number(chunk.value) });
-      const latest = String(data.chunks[data.chunks.length - 1] ?? "");
+      const { data } = await view.ask("samples", { chunk: byHand ? Number(chunk.value) : null, runs: shown() });
       setOptions(
         chunk,
         data.chunks.map((/** @type {number} */ one) => [String(one), String(one)]),
-        chunk.value || latest,
+        data.chunks.length ? String(data.chunk) : "",
       );
       prompts = data.prompts;
       draw();
@@ -80,7 +80,10 @@ function createSamples(view) {
   function update() {
     box.hidden = !view.state.head?.can.includes("sample") || Boolean(locked(view.state.head));
     const now = shown().join();
-    if (now !== drawn) draw();
+    if (now !== drawn) {
+      draw();
+      if (!byHand && drawn) void load();
+    }
     drawn = now;
   }
   return { element, update, show: () => (update(), void load()) };

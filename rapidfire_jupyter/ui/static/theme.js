@@ -39,6 +39,7 @@ function readTheme(root) {
     colors: dark ? DARK : LIGHT,
     font: style.fontFamily || "sans-serif",
     error: color("--rf-error"),
+    accent: color("--rf-accent"),
   };
 }
 

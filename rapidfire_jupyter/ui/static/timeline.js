@@ -1,5 +1,5 @@
 // @ts-check
-/* The timeline: which run trained when, and the ops on it. */
+/* The timeline: which run trained when, the ops on it, and what policies decided. */
 
 const LANE_PX = 18;
 const SIGNS = /** @type {Record<string, string>} */ ({
@@ -20,17 +20,14 @@ function planTimeline(state, width) {
     ...state.slices.map((slice) => slice.run),
     ...state.entries.filter((one) => one.op && one.run !== null).map((one) => one.run),
   ]);
+  const told = state.entries.filter((one) => (one.op && one.outcome === "applied") || one.kind === "decisions");
   const lanes = [...state.rows.keys()].filter((run) => trained.has(run)).sort((a, b) => a - b);
-  const end = Math.max(
-    1,
-    ...state.slices.map((slice) => slice.end),
-    ...state.entries.filter((one) => one.op).map((one) => one.time),
-  );
+  const end = Math.max(1, ...state.slices.map((slice) => slice.end), ...told.map((one) => one.time));
   const box = { x: 56, y: 8, w: Math.max(40, width - 56 - 16), h: lanes.length * LANE_PX };
   const start = state.slices.length ? Math.min(...state.slices.map((slice) => slice.start)) : 0;
   const from = start > end * 0.2 ? start : 0; // old slices may have been dropped
   const toX = (/** @type {number} */ time) => box.x + ((time - from) / (end - from || 1)) * box.w;
-  const marks = state.entries.filter((one) => one.op && one.outcome === "applied" && one.time >= from);
+  const marks = told.filter((one) => one.time >= from);
   return { lanes, box, from, end, toX, marks, height: box.y + box.h + 26, ticks: clockTicks(from, end, box.w / 90) };
 }
 
@@ -62,9 +59,18 @@ function drawTimeline(
     const y = mark.run === null ? undefined : lane.get(mark.run);
     if (y !== undefined) {
       pen.box(toX(mark.time) - 6, y + 2, 12, LANE_PX - 4, { color: theme.back, alpha: 0.85 });
-      pen.text(SIGNS[mark.op] || "•", toX(mark.time), y + LANE_PX / 2, { color: theme.text, align: "center" });
+      pen.text(SIGNS[mark.op] || "•", toX(mark.time), y + LANE_PX / 2, {
+        color: mark.policy ? theme.accent : theme.text,
+        align: "center",
+      });
+      if (mark.policy)
+        pen.line(toX(mark.time) - 5, y + LANE_PX - 1.5, toX(mark.time) + 5, y + LANE_PX - 1.5, { color: theme.accent });
     } else if (mark.run === null)
-      pen.line(toX(mark.time), box.y, toX(mark.time), box.y + box.h, { color: theme.text, dash: [3, 3], alpha: 0.6 });
+      pen.line(toX(mark.time), box.y, toX(mark.time), box.y + box.h, {
+        color: mark.policy ? theme.accent : theme.text,
+        dash: mark.policy ? [1, 3] : [3, 3],
+        alpha: mark.policy ? 1 : 0.6,
+      });
   }
 }
 
@@ -76,7 +82,12 @@ function createTimeline(/** @type {View} */ view) {
     { class: "rf-lanes rf-scroll", tabindex: 0, role: "region", "aria-label": "Timeline" },
     canvas,
   );
-  const legend = h("p", { class: "rf-note" }, "■ stop  ▶ resume  ▲ boost  ◆ clone  ✕ delete   ┆ pause and resume all");
+  const legend = h(
+    "p",
+    { class: "rf-note" },
+    "■ stop  ▶ resume  ▲ boost  ◆ clone  ✕ delete   ┆ all runs   ",
+    h("span", { class: "rf-bypolicy" }, "underlined: by a policy"),
+  );
   const element = h("div", null, scroller, legend);
   let version = "";
 
@@ -97,7 +108,7 @@ function createTimeline(/** @type {View} */ view) {
     setAttribute(
       canvas,
       "aria-label",
-      `${plural(plan.lanes.length, "run")} trained in ${plural(view.state.slices.length, "slice")} over ${showDuration(plan.end)}, with ${plural(plan.marks.length, "operation")}; the Events tab lists them`,
+      `${plural(plan.lanes.length, "run")} trained in ${plural(view.state.slices.length, "slice")} over ${showDuration(plan.end)}, with ${plural(plan.marks.filter((one) => one.op).length, "operation")}, ${plan.marks.filter((one) => one.policy).length} by policies; the Events tab lists them`,
     );
   }
 
@@ -106,7 +117,8 @@ function createTimeline(/** @type {View} */ view) {
     const plan = planTimeline(view.state, scroller.clientWidth);
     const run = plan.lanes[Math.floor((event.clientY - area.top - plan.box.y) / LANE_PX)];
     const time = plan.from + ((event.clientX - area.left - plan.box.x) / plan.box.w) * (plan.end - plan.from);
-    const mark = plan.marks.find((one) => one.run === run && Math.abs(plan.toX(one.time) - plan.toX(time)) < 7);
+    const near = plan.marks.filter((one) => Math.abs(plan.toX(one.time) - plan.toX(time)) < 7);
+    const mark = near.find((one) => one.run === run) || near.find((one) => one.run === null);
     const slice = view.state.slices.find((one) => one.run === run && one.start <= time && time <= one.end);
     canvas.title = mark
       ? `${showClock(mark.time)} ${mark.text}`

@@ -20,7 +20,7 @@ interface Row {
 interface Block { run: number; metrics: string[]; n: number }
 interface Entry {
   seq: number; time: number; kind: string; run: number | null; text: string; level: "info" | "alert" | "error"; op: string; outcome: string;
-  remedies: Remedy[];
+  policy: string; remedies: Remedy[];
 }
 interface Remedy { label: string; kind: string; args: Record<string, Json> }
 interface EffectRow {
@@ -42,6 +42,10 @@ interface Answer { type: "answer"; id: string; view: string; ok: boolean; error:
 interface Field {
   path: string; label: string; group: string; kind: "int" | "float" | "bool" | "choice" | "text" | "list" | "fixed"; value: Json;
   choices: Json[] | null; least: number | null; most: number | null; given: boolean; note: string;
+}
+interface Setting { name: string; kind: "int" | "float" | "bool" | "text" | "list" | "fixed"; value: Json; about: string }
+interface Policy {
+  key: string; mode: "on" | "dry-run" | "off"; given: boolean; about: string; settings: Setting[]; done: string; told: [number, string][];
 }
 interface Sample {
   prompt: string; reference: string; predictions: Record<string, string>; scores: Record<string, Record<string, number | null>>;
@@ -84,7 +88,7 @@ interface Pen {
   clip(x: number, y: number, w: number, h: number, draw: () => void): void;
 }
 interface Ink { color: string; width?: number; dash?: number[]; alpha?: number; size?: number; align?: "left" | "center" | "right"; bold?: boolean; turn?: boolean }
-interface Theme { dark: boolean; text: string; faint: string; grid: string; back: string; grey: string; colors: string[]; font: string; error: string }
+interface Theme { dark: boolean; text: string; faint: string; grid: string; back: string; grey: string; colors: string[]; font: string; error: string; accent: string }
 interface Sent { batch?: string }
 /** One open view: what its parts are handed. */
 interface View {

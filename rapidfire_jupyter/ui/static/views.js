@@ -16,6 +16,12 @@ const TABS =
       make: (view) => createSamples(view),
       when: (state) => can(state, "samples") || can(state, "sample"),
     },
+    {
+      key: "policies",
+      title: "Policies",
+      make: (view) => createPolicies(view),
+      when: (state) => can(state, "policies") && state.rows.size > 0,
+    },
     { key: "events", title: "Events", make: (view) => createEvents(view), when: (state) => state.entries.length > 0 },
     { key: "log", title: "Log", make: (view) => createLog(view), when: (state) => state.rows.size > 0 },
     { key: "data", title: "Data", make: (view) => createData(view), when: (state) => state.rows.size > 0 },
