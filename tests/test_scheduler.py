@@ -297,6 +297,7 @@ LEGAL = {
     },
     "pause_all": {("queued", "paused"), ("running", "paused")},
     "resume_all": {("paused", "queued")},
+    "policy": set(),
 }
 
 STORM = st.lists(
@@ -334,6 +335,9 @@ def test_no_storm_of_ops_leads_to_an_exception_or_an_illegal_state(storm):
             args = {"boost": {"weight": weight}, "clone": {"warm": flag}}.get(kind, {})
             if kind == "resume" and flag:
                 args = {"num_train_epochs": 9}
+            if kind == "policy":
+                mode, settings = ("on", "dry-run", "off")[run % 3], {"eta": weight}
+                args = {"name": "halving", "mode": mode, "settings": settings if flag else None}
             target = None if kind in WHOLE_EXPERIMENT else run
             judged = sim.op(kind, target, **args)
             assert judged.outcome in ("applied", "already", "refused")
