@@ -414,7 +414,7 @@ def test_an_ended_experiment_shows_its_results_and_takes_no_orders(page):
     shown, _ = page.wait(type="snapshot")
 
     assert shown["head"]["state"] == "ended" and shown["head"]["read_only"]
-    assert shown["head"]["can"] == ["data", "samples", "analysis", "sample"]
+    assert shown["head"]["can"] == ["data", "samples", "analysis", "sample", "policies"]
     assert sum(b["n"] for b in shown["blocks"]) == points
     refused = page.order("late", "boost", 1, weight=3)
     assert refused["status"] == "refused" and "is not training here" in refused["reason"]
