@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rapidfire_jupyter.data.clean import clean_data
     from rapidfire_jupyter.data.load import load_data
     from rapidfire_jupyter.data.split import split_data
+    from rapidfire_jupyter.data.tasks import mix
     from rapidfire_jupyter.experiment import Experiment
     from rapidfire_jupyter.halving import Halving
     from rapidfire_jupyter.learning_faults import (
@@ -81,6 +82,7 @@ __all__ = [
     "clean_data",
     "load_data",
     "load_ipython_extension",
+    "mix",
     "review",
     "split_data",
     "unload_ipython_extension",
@@ -115,6 +117,7 @@ _HOMES = {
     "check_data": "data.check",
     "clean_data": "data.clean",
     "load_data": "data.load",
+    "mix": "data.tasks",
     "review": "reviewing",
     "split_data": "data.split",
     "load_ipython_extension": "magics",

@@ -51,7 +51,10 @@ def modify(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
         elif isinstance(value, str) and not accepts(MODEL_ARGUMENTS[name].hint, value):
             value = from_text(MODEL_ARGUMENTS[name].hint, value)
         fields[name] = value
-    return RFModelConfig(**fields).build(trainer_type=kind)
+    modified = RFModelConfig(**fields).build(trainer_type=kind)
+    if (modified.model.mixture or {}).get("tasks") != (config.model.mixture or {}).get("tasks"):
+        raise ConfigError("the tasks of a mixture are run_fit's; change mixture.weights only")
+    return modified
 
 
 def trains_longer(config: RunConfig, changed: RunConfig, step: int) -> bool:

@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 from rapidfire_jupyter.arguments import OWNED
 from rapidfire_jupyter.config import MODEL_ARGUMENTS
 from rapidfire_jupyter.experiment import Experiment
+from rapidfire_jupyter.mixture import TASKS
 from rapidfire_jupyter.recorded import TRAINING_ARGS, RFLoraConfig
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.verbs import TAKE_IDS, VERBS, choose, experiments
@@ -73,6 +74,8 @@ def completions(words: list[str], current: str, names: Mapping[str, Any]) -> lis
     given = [word for word in words[1:] if word.isdecimal()]
     ids = _offered_ids(exp, verb, given) if verb in TAKE_IDS else []
     runs = [exp.state.runs[int(word)] for word in given if int(word) in exp.state.runs]
+    if verb == "mix" and runs:
+        return [(f"{name}=", "task") for name in runs[0].config.get(TASKS, ())]
     if verb == "clone" and runs:
         return [(f"{name}=", "hyperparameter") for name in hyperparameters(runs[0])]
     if verb == "resume" and runs:
@@ -97,7 +100,7 @@ def _of_policies(exp: Experiment, words: list[str]) -> list[tuple[str, str]]:
 
 def _offered_ids(exp: Experiment, verb: str, given: list[str]) -> list[tuple[str, str]]:
     """Runs that a verb may act on, with status and name; those given already are left out."""
-    if given and verb in ("boost", "clone"):
+    if given and verb in ("boost", "clone", "mix"):
         return []
     return [
         (str(run.id), f"{run.status} · {run.name}")

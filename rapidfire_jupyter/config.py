@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rapidfire_jupyter import mixture as mixtures
 from rapidfire_jupyter.arguments import GONE, RENAMED, Argument, alternatives
 from rapidfire_jupyter.choices import short
 from rapidfire_jupyter.errors import ConfigError
@@ -59,6 +60,7 @@ MODEL_ARGUMENTS: dict[str, Argument] = {
     "data_collator": Argument(_FUNCTION),
     "seed": Argument(int | None),
     "name": Argument(str | None),
+    "mixture": Argument(dict | None),
     "trainer_kwargs": Argument(dict | None),
 }
 
@@ -79,6 +81,7 @@ class RFModelConfig(Recorded):
         reward_timeout: Seconds that a reward function may take for a batch; None for any time.
         seed: Of this config's runs; `List([1, 2, 3])` makes replicates. None takes run_fit's.
         name: Shown beside the run's id.
+        mixture: Tasks and their weights; set by run_fit where train_dataset is a `mix`.
         trainer_kwargs: Further arguments of the TRL trainer; they may also be given as keywords.
     """
 
@@ -107,6 +110,7 @@ class RFModelConfig(Recorded):
         data_collator: object = None,
         seed: object = None,
         name: object = None,
+        mixture: object = None,
         trainer_kwargs: Mapping[str, object] | None = None,
         **more_trainer_kwargs: object,
     ) -> None:
@@ -138,6 +142,7 @@ class RFModelConfig(Recorded):
             "data_collator": data_collator,
             "seed": seed,
             "name": name,
+            "mixture": mixture,
             "trainer_kwargs": {**(trainer_kwargs or {}), **more_trainer_kwargs} or None,
         }
         super().__init__(**{k: v for k, v in given.items() if v is not None or k == "model_name"})
@@ -176,6 +181,8 @@ class RFModelConfig(Recorded):
         if isinstance(model.training_args, RFSFTConfig):
             _check_rdrop(model)
             _check_token_budget(model)
+        if model.mixture is not None:
+            model = model.copy(mixture=mixtures.checked(model.mixture))
         return RunConfig(kind, model)
 
 

@@ -17,6 +17,7 @@ from rapidfire_jupyter import folders, front_ends, showing, state, storage
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event, EventLog
+from rapidfire_jupyter.mixture import TASKS, shares
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
@@ -163,8 +164,10 @@ class Experiment:
             config_group: RFGridSearch, RFRandomSearch, an RFModelConfig, or a nested list of them.
             create_model_fn: `create_model_fn(model_config) -> (model, tokenizer)`, called once for
                 each distinct set of values it reads. None loads `model_name`.
-            train_dataset: datasets.Dataset or IterableDataset, list of dicts, or DataFrame.
-            eval_dataset: As train_dataset; None for no evaluation.
+            train_dataset: datasets.Dataset or IterableDataset, list of dicts, or DataFrame; or
+                `mix(...)` of several, by weights that may be compared.
+            eval_dataset: As train_dataset, or a dict of such by name, each reported by itself;
+                None for no evaluation.
             num_chunks: Chunks in an epoch; default 8. `num_shards` is the same.
             chunk_size: Rows in a chunk, in place of num_chunks.
             seed: Of the row order, of adapters, dropout and sampling, unless a config has its own.
@@ -355,14 +358,17 @@ class Experiment:
                 has the data. Any: a tokenizer of transformers.
 
         Raises:
-            OpError: Nothing was trained yet, or on a stream, whose chunks are shares of steps.
+            OpError: Nothing was trained yet, or on a stream, whose chunks are shares of steps, or
+                on a mixture, in which each run has its own order.
         """
         from rapidfire_jupyter import fitting
         from rapidfire_jupyter.data.balance import Balance, measure
 
         file = self.folder / fitting.CHUNKS
         if not file.exists():
-            raise OpError("chunks are measured when run_fit begins, on data that is no stream")
+            raise OpError(
+                "chunks are measured when run_fit begins, on data that is no stream and no mixture"
+            )
         if tokenizer is None:
             return Balance.of(json.loads(file.read_text(encoding="utf-8")))
         fit = self._fit or self._ended
@@ -600,6 +606,24 @@ class Experiment:
         ):
             raise OpError(f"weight must be a number over 0 and at most 1000, got {weight!r}")
         return self._submit(Op("boost", run, {"weight": float(weight)}, by))
+
+    def mix(
+        self, run: int, weights: Mapping[str, float] | Sequence[float], *, by: str = "cell"
+    ) -> OpHandle:
+        """Weigh the tasks of a run's mixture anew, from its next step on.
+
+        Args:
+            run: Id of the run.
+            weights: A number for each task, by name or in their order; their proportion counts.
+            by: Who asks.
+
+        Raises:
+            ConfigError: They are no weights of these tasks.
+        """
+        known = self.run(run).config
+        if TASKS not in known:
+            return self._submit(Op("mix", run, {"weights": []}, by))  # it is refused, and says why
+        return self._submit(Op("mix", run, {"weights": shares(weights, known[TASKS])}, by))
 
     def clone(
         self,

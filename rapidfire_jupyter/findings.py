@@ -157,7 +157,8 @@ def answers(exp: "Experiment", chunk: int, score: str) -> "pd.DataFrame":
     rows = []
     for one in asked:
         right = one.references[0] if len(one.references) == 1 else list(one.references)
-        row: dict[str, Any] = {"prompt": one.prompt, "reference": right or None}
+        row: dict[str, Any] = {"task": one.task} if one.task else {}
+        row |= {"prompt": one.prompt, "reference": right or None}
         for run in known:
             if run in one.predictions:
                 row[f"run {run}"] = one.predictions[run]

@@ -126,11 +126,9 @@ class Fit:
         kept_rows = resume.rows if resume else 0
         if skipped or rows != kept_rows or (resume and self.state.runs[run].step != step):
             self.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
-        known = self.state.runs[run]
         for seen in (self.beside, self.observed, self.answered):
             seen.pop(run, None)
-        source = self.executor.run_dir(run) / "source" if known.warm else None
-        order = Order(run, self.configs[run], source)
+        order = Order(run, self.configs[run], self.source(run))
         report = self.executor.open(order, resume)
         if isinstance(report, messages.Failed):
             self.failed(run, report)
@@ -157,6 +155,10 @@ class Fit:
             self.emit("run_inexact", run, reason=reason)
         self.check_disk(run, report.disk_bytes)
         self.tell_of_moving()
+
+    def source(self, run: int) -> Path | None:
+        """The checkpoint of its parent that a warm clone starts from; None for other runs."""
+        return self.executor.run_dir(run) / "source" if self.state.runs[run].warm else None
 
     def check_disk(self, run: int, checkpoint_bytes: int) -> None:
         """Compare what the checkpoints of all prepared runs will take with what is free."""

@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +21,7 @@ import torch
 from rapidfire_jupyter import folders, isolation, notebook, storage
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
+from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.balance import Balance, Strategy, balanced
 from rapidfire_jupyter.data.check import check_data, sizes
 from rapidfire_jupyter.data.formatting import first_rows
@@ -33,8 +34,10 @@ from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.executors.local import LocalExecutor
 from rapidfire_jupyter.fit import Fit, Pace
+from rapidfire_jupyter.mixture import WEIGHTS, at_start
+from rapidfire_jupyter.operations import with_weights
 from rapidfire_jupyter.oversight import Oversight
-from rapidfire_jupyter.search import as_search, batch_note
+from rapidfire_jupyter.search import as_search, batch_note, mixed
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import budget as budgets
@@ -99,9 +102,12 @@ def start(
     budget = _budget(request)
     process.install()
     search = as_search(request.config_group, request.trainer_type)
+    mixture = request.train if isinstance(request.train, tasks.Mixture) else None
+    if mixture is not None:
+        search = mixed(search, {"tasks": list(mixture.tasks), "weights": mixture.weights})
     configs = _relieved(search.runs(), request)
-    train = as_dataset(request.train, "train_dataset")
-    evaluation = None if request.eval is None else as_dataset(request.eval, "eval_dataset")
+    train = as_dataset(request.train, "train_dataset") if mixture is None else mixture.rows
+    evaluation = None if request.eval is None else tasks.eval_sets(request.eval)
     create_model = request.create_model or models.default_create_model
     if not callable(create_model):
         raise ConfigError(
@@ -111,12 +117,13 @@ def start(
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
     _check_process_wide(configs)
+    _check_tasks(configs, mixture, evaluation)
     limit = None if budget is None else budget.device_bytes
     requirements.check_all(configs, create_model, limit, request.memory == "auto")
     findings = _check_data(configs, train, evaluation, create_model)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
-    plan, chunks = _balanced(request, plan, train)
+    plan, chunks = _balanced(request, plan, train, mixture)
     for number, config in enumerate(configs, start=1):
         try:
             trainers.check_length(config, plan)
@@ -307,6 +314,43 @@ def _check_config(
             raise ConfigError(f"run {number}: {name} must be a function, got {value!r}")
 
 
+def _check_tasks(configs: list[RunConfig], mixture: tasks.Mixture | None, evaluation: Any) -> None:
+    """Refuse configs whose trainers cannot mix tasks, or have none, or choose by no metric."""
+    for number, config in enumerate(configs, start=1):
+        args = trainers.given_args(config)
+        if config.trainer.mixed and mixture is None:
+            raise ConfigError(
+                f'run {number}: trainer_type="{config.trainer.name}" trains on several tasks; give '
+                'train_dataset=mix({"support": rows, "code": others}, weights=[0.5, 0.5]), or use '
+                'trainer_type="SFT"'
+            )
+        by_plan = prepared.follows_plan(config, None if mixture is None else mixture.rows)
+        if mixture is not None and not (by_plan and args.get("remove_unused_columns", True)):
+            raise ConfigError(
+                f"run {number}: a mixture orders the rows itself: use SFT, DPO or Reward without "
+                "packing, train_sampling_strategy and remove_unused_columns=False"
+            )
+        if isinstance(evaluation, dict):
+            _check_best_metric(number, args, list(evaluation))
+    if mixture is not None:
+        for kind in {c.trainer.rows for c in configs if c.model.formatting_func is None}:
+            tasks.check_layouts(mixture.tasks, kind)
+
+
+def _check_best_metric(number: int, args: Mapping[str, Any], names: list[str]) -> None:
+    """Refuse a metric that TRL does not have where there are several eval sets."""
+    plateau = args.get("lr_scheduler_type") == "reduce_lr_on_plateau"
+    chooses = plateau or args.get("load_best_model_at_end") or args.get("metric_for_best_model")
+    metric = str(args.get("metric_for_best_model") or "loss")
+    metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+    if chooses and not any(metric.startswith(f"eval_{name}_") for name in names):
+        known = " or ".join(f'"eval_{name}_loss"' for name in names)
+        raise ConfigError(
+            f"run {number}: TRL chooses by the metric of one eval set, got {metric}; give "
+            f"metric_for_best_model={known}"
+        )
+
+
 def _check_data(
     configs: list[RunConfig], train: Any, evaluation: Any, create_model: Any
 ) -> list[str]:
@@ -314,6 +358,8 @@ def _check_data(
 
     A formatting_func is tried on the first rows.
     """
+    if isinstance(evaluation, dict):
+        evaluation = tasks.joined(evaluation)
     told: dict[str, None] = {}
     # Whether the rows are messages. All configs are alive, so ids stay what they are.
     seen: dict[tuple[str | None, int], bool] = {}
@@ -411,12 +457,24 @@ def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, 
     return make_plan(rows, request.seed, steps, None), [note]
 
 
-def _balanced(request: Request, plan: Any, train: Any) -> tuple[Any, Balance | None]:
-    """The plan in the order asked for, and how alike its chunks are; a stream has no such order."""
+def _balanced(
+    request: Request, plan: Any, train: Any, mixture: tasks.Mixture | None
+) -> tuple[Any, Balance | None]:
+    """The plan in the order asked for, and how alike its chunks are.
+
+    A stream has no such order, and in a mixture each run has its own.
+    """
     if request.strategy not in get_args(Strategy):
         raise ConfigError(
             f"strategy must be one of {', '.join(get_args(Strategy))}, got {request.strategy!r}"
         )
+    if mixture is not None:
+        if request.strategy != "shuffle":
+            raise ConfigError(
+                f"strategy={request.strategy!r} orders one data set; a mixture's order is given "
+                "by its weights; leave strategy out"
+            )
+        return replace(plan, tasks=mixture.sizes), None
     if request.strategy == "shuffle" and request.stratify is not None:
         raise ConfigError(f'stratify={request.stratify!r} needs strategy="stratified" or "auto"')
     if not hasattr(train, "__len__"):
@@ -448,7 +506,10 @@ def _rows_per_step(config: RunConfig) -> int:
 
 
 def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> dict[str, Any]:
+    mixture = request.train if isinstance(request.train, tasks.Mixture) else None
+    sizes = {} if mixture is None else {name: len(one) for name, one in mixture.tasks.items()}
     return {
+        **({"tasks": sizes} if sizes else {}),
         "seed": request.seed,
         "num_chunks": request.num_chunks,
         "chunk_size": request.chunk_size,
@@ -458,7 +519,7 @@ def _facts(request: Request, train: Any, evaluation: Any, create_model: Any) -> 
         "max_new_tokens": request.max_new_tokens,
         "train_rows": len(train) if hasattr(train, "__len__") else None,
         "train_fingerprint": fingerprint(train),
-        "eval_fingerprint": fingerprint(evaluation),
+        "eval_fingerprint": tasks.fingerprints(evaluation),
         "create_model": models.source_of(create_model),
     }
 
@@ -520,7 +581,7 @@ def _check_same(
         )
     redefined = {"create_model_fn"} if state.fit["create_model"] != facts["create_model"] else set()
     for run, config in zip(grid, configs, strict=True):
-        for key, (old, new) in differences(run.config, encode(flatten(config))).items():
+        for key, (old, new) in differences(_as_begun(run.config), encode(flatten(config))).items():
             if _is_code(old) and _is_code(new):
                 redefined.add(key)
             elif not _was_extended(key) and key not in run.adjusted:
@@ -529,6 +590,12 @@ def _check_same(
                 )
     for key in sorted(redefined):
         print(f"note: {key} has changed since {name!r} began; its runs go on with the new one")
+
+
+def _as_begun(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded config with the weights of its mixture before any op changed them."""
+    weights = config.get(WEIGHTS)
+    return {**config, WEIGHTS: at_start(weights)} if weights else dict(config)
 
 
 def _was_extended(key: str) -> bool:
@@ -552,7 +619,11 @@ def _attach(fit: Fit, log: EventLog) -> None:
         try:
             if data["kind"] == "clone" and event.run in fit.configs:
                 changes = {k: decode(v, k) for k, v in data["args"]["changes"].items()}
-                fit.configs[data["created"]["id"]] = modify(fit.configs[event.run], changes)
+                made, clone = data["created"], modify(fit.configs[event.run], changes)
+                fit.configs[made["id"]] = with_weights(clone, made["config"])
+            elif data["kind"] == "mix" and event.run in fit.configs:
+                weights = {WEIGHTS: data["weights"]}
+                fit.configs[event.run] = with_weights(fit.configs[event.run], weights)
             elif data["kind"] == "resume" and data["args"] and event.run in fit.configs:
                 changes = {k: decode(v, k) for k, v in data["args"].items()}
                 fit.configs[event.run] = modify(fit.configs[event.run], changes)

@@ -168,6 +168,8 @@ def _act(exp: Experiment, command: Command, names: Mapping[str, Any]) -> Any:
     if verb == "boost":
         weight = 2.0 if len(words) < 2 else _number("WEIGHT", words[1], verb)
         return _acknowledged([exp.boost(ids[0], weight, by="magic")])
+    if verb == "mix":
+        return _acknowledged([exp.mix(ids[0], command.pairs, by="magic")])
     if verb == "clone":
         from rapidfire_jupyter.yaml_body import NAMED, named
 

@@ -1,11 +1,12 @@
 """What each op does: judged, then done to the executor and the disk. Its event does the rest."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from rapidfire_jupyter import folders
+from rapidfire_jupyter import folders, mixture
 from rapidfire_jupyter.changes import modify, trains_longer
-from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.config import RunConfig, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError, RapidFireError
 from rapidfire_jupyter.fit import Fit
@@ -27,7 +28,11 @@ def perform(fit: Fit, op: Op, handle: OpHandle, why: str = "") -> None:
         OSError: The disk failed.
     """
     judged = verdict(fit.state, op, time.time())
-    if op.kind in ("clone", "resume") and op.run in fit.state.runs and op.run not in fit.configs:
+    if (
+        op.kind in ("clone", "resume", "mix")
+        and op.run in fit.state.runs
+        and op.run not in fit.configs
+    ):
         reason = f"run {op.run} was cloned with a function; run its clone cell again first"
         judged = Verdict("refused", reason)
     data: dict[str, Any] = {}
@@ -60,6 +65,8 @@ def act(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         return _resume(fit, op)
     if op.kind == "boost":
         return done, {"weight": float(op.args["weight"])}
+    if op.kind == "mix":
+        return done, _mix(fit, op)
     if op.kind == "delete":
         assert op.run is not None
         return done, {"step": _delete(fit, op.run)}
@@ -108,6 +115,25 @@ def _resume(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     return Verdict("applied"), {"config": encode(flatten(config))}
 
 
+def _mix(fit: Fit, op: Op) -> dict[str, Any]:
+    """Weigh a run's tasks anew from its next step on; it goes on from its checkpoint there."""
+    assert op.run is not None
+    step = fit.checkpoint_and_close(op.run)
+    _check_saved(fit, op.run)
+    weights = mixture.from_row(
+        fit.configs[op.run].model.mixture["weights"], _rows_met(fit, op.run), op.args["weights"]
+    )
+    fit.configs[op.run] = modify(fit.configs[op.run], {mixture.WEIGHTS: weights})
+    return {"step": step, "weights": weights}
+
+
+def _rows_met(fit: Fit, run: int) -> int:
+    """Rows that a closed run has been trained on where it will go on, over all epochs."""
+    newest, _ = checkpoints.newest_good(fit.executor.run_dir(run))
+    source = newest.path if newest else fit.source(run)
+    return 0 if source is None else warm.rows_met(source, fit.executor.data.plan.rows)
+
+
 def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     assert op.run is not None
     parent, config = fit.state.runs[op.run], fit.configs[op.run]
@@ -117,9 +143,11 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     fit.executor.check_targets(changed)
     if not op.args.get("again"):
         for run in fit.state.runs.values():
-            same = (run.parent, run.warm, run.config) == (op.run, op.args["warm"], encoded)
+            same = (run.parent, run.warm) == (op.run, op.args["warm"]) and (
+                run.config == encoded or _but_for_weights(run, encoded, op.args["changes"])
+            )
             if same and run.status != "deleted":
-                fit.configs.setdefault(run.id, changed)
+                fit.configs.setdefault(run.id, with_weights(changed, run.config))
                 reason = f"run {run.id} is that clone; again=True makes another"
                 return Verdict("already", reason), {"existing": {"id": run.id}}
     number = max(fit.state.runs) + 1
@@ -134,6 +162,8 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
                 "num_train_epochs or max_steps, or use warm=False"
             )
         step = _warm_source(fit, parent, number)
+        changed = _weighed_from_here(fit, number, config, changed)
+        encoded = encode(flatten(changed))
     spec = {
         "id": number,
         "name": op.args.get("name") or f"clone of {parent.id}",
@@ -149,6 +179,33 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
         "created": spec,
         "step": step if step is not None else parent.step,
     }
+
+
+def _but_for_weights(run: Run, config: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    """Whether a clone was made by these changes, and only weights were changed since, by mix.
+
+    Any: JSON values, hyperparameter values.
+    """
+    rest = [{k: v for k, v in one.items() if k != mixture.WEIGHTS} for one in (run.config, config)]
+    mixed = mixture.WEIGHTS in config
+    return mixed and rest[0] == rest[1] and run.changes == encode(dict(changes))
+
+
+def _weighed_from_here(fit: Fit, clone: int, parent: RunConfig, changed: RunConfig) -> RunConfig:
+    """A warm clone's config: new weights hold from where it starts, the parent's before."""
+    before, after = parent.model.mixture, changed.model.mixture
+    if before == after:
+        return changed
+    row = warm.rows_met(fit.executor.run_dir(clone) / "source", fit.executor.data.plan.rows)
+    weights = mixture.from_row(before["weights"], row, mixture.now(after["weights"]))
+    return modify(changed, {mixture.WEIGHTS: weights})
+
+
+def with_weights(config: RunConfig, known: Mapping[str, Any]) -> RunConfig:
+    """A config with the weights that its run has by the log. Any: JSON values."""
+    if mixture.WEIGHTS not in known:
+        return config
+    return modify(config, {mixture.WEIGHTS: known[mixture.WEIGHTS]})
 
 
 def _warm_source(fit: Fit, parent: Run, clone: int) -> int:

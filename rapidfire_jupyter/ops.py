@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rapidfire_jupyter import isolation
+from rapidfire_jupyter import isolation, mixture
 from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.mixture import WEIGHTS
 from rapidfire_jupyter.state import ACTIVE, State
 
 OpKind = Literal[
     "stop",
     "resume",
     "boost",
+    "mix",
     "clone",
     "delete",
     "undelete",
@@ -30,6 +32,7 @@ KINDS: tuple[OpKind, ...] = (
     "stop",
     "resume",
     "boost",
+    "mix",
     "clone",
     "delete",
     "undelete",
@@ -134,6 +137,25 @@ def _boost(state: State, op: Op, now: float) -> Verdict:
     return Verdict("applied")
 
 
+def _mix(state: State, op: Op, now: float) -> Verdict:
+    run = state.runs[op.run or 0]
+    if WEIGHTS not in run.config:
+        return Verdict(
+            "refused",
+            f"run {run.id} trains on one data set; tasks are weighed where run_fit has "
+            "train_dataset=mix({...})",
+        )
+    if mixture.now(run.config[WEIGHTS]) == op.args["weights"]:
+        return Verdict("already")
+    if run.status not in (*ACTIVE, "stopped"):
+        return Verdict(
+            "refused",
+            f"run {run.id} is {run.status}; only a run that goes on can change its weights, or "
+            'clone it with {"mixture.weights": ...}',
+        )
+    return Verdict("applied")
+
+
 def _clone(state: State, op: Op, now: float) -> Verdict:
     run = state.runs[op.run or 0]
     if op.args["warm"] and run.step == 0 and run.checkpoint_step is None:
@@ -160,6 +182,7 @@ _RULES = {
     "stop": _stop,
     "resume": _resume,
     "boost": _boost,
+    "mix": _mix,
     "clone": _clone,
     "delete": _delete,
     "undelete": _undelete,

@@ -214,8 +214,9 @@ TRAINING_ARGS: dict[str, type[Recorded]] = {
     "KTO": RFKTOConfig,
     "Reward": RFRewardConfig,
     "Distillation": RFDistillationConfig,
+    "MTL": RFSFTConfig,
 }
-WRAPPERS: tuple[type[Recorded], ...] = (RFLoraConfig, *TRAINING_ARGS.values())
+WRAPPERS: tuple[type[Recorded], ...] = (RFLoraConfig, *dict.fromkeys(TRAINING_ARGS.values()))
 
 
 def as_recorded(value: Any) -> Any:  # Any: hyperparameter values, real config objects

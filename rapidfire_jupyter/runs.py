@@ -1,7 +1,7 @@
 """Runs as the user holds them: always what the event log says now."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +229,10 @@ class RunView:
     def boost(self, weight: float = 2.0) -> OpHandle:
         """See `Experiment.boost`."""
         return self._experiment.boost(self.id, weight)
+
+    def mix(self, weights: Mapping[str, float] | Sequence[float]) -> OpHandle:
+        """See `Experiment.mix`."""
+        return self._experiment.mix(self.id, weights)
 
     def clone(
         self, changes: Mapping[str, Any] | None = None, warm: bool = False, **how: Any

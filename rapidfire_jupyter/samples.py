@@ -64,6 +64,7 @@ class Asked:
     row: int
     prompt: str
     references: tuple[str, ...]
+    task: str = ""
     predictions: dict[int, str] = field(default_factory=dict)
     scores: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -118,7 +119,8 @@ def gather(
         if chosen not in steps:
             continue
         for one in read(folders.run_dir(folder, run), steps[chosen]):
-            new = Asked(one["row"], one["prompt"], tuple(one["references"]))
+            references = tuple(one["references"])
+            new = Asked(one["row"], one["prompt"], references, one.get("task", ""))
             row = asked.setdefault(one["row"], new)
             row.predictions[run], row.scores[run] = one["prediction"], one["scores"]
     return [asked[row] for row in sorted(asked)]

@@ -2,11 +2,11 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast, runtime_checkable
 
-from rapidfire_jupyter.choices import Range, short
+from rapidfire_jupyter.choices import List, Range, short
 from rapidfire_jupyter.config import (
     RFModelConfig,
     RunConfig,
@@ -196,6 +196,28 @@ def as_search(config_group: object, trainer_type: str | type | None = None) -> S
             f"trainer_type={trainer_type!r} contradicts the search's {own!r}; give it in one place"
         )
     return config_group
+
+
+def mixed(search: Search, mixture: Mapping[str, object]) -> Search:
+    """A search whose configs train on a mixture; its weights are one choice more.
+
+    Args:
+        mixture: Names of `tasks` and `weights`, as a config's `mixture` has them.
+
+    Raises:
+        ConfigError: A config has a mixture of its own.
+    """
+    if isinstance(search, Searches):
+        return Searches(tuple(mixed(part, mixture) for part in search.parts))
+    return replace(cast(RFGridSearch, search), configs=_mixed(cast(Any, search).configs, mixture))
+
+
+def _mixed(tree: RFModelConfig | List, mixture: Mapping[str, object]) -> RFModelConfig | List:
+    if isinstance(tree, List):
+        return List([_mixed(cast(RFModelConfig, one), mixture) for one in tree.values])
+    if tree.mixture is not None:
+        raise ConfigError("weights are given in one place: mix({...}, weights=[...])")
+    return tree.copy(mixture=dict(mixture))
 
 
 def as_runs(config_group: object, trainer_type: str | type | None = None) -> list[RunConfig]:

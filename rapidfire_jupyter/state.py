@@ -182,6 +182,10 @@ def _apply_op(state: State, event: Event) -> State:
         ahead = max(0.0, run.served - _entry(state)) * run.weight / data["weight"]
         served = run.served if run.served <= _entry(state) else _entry(state) + ahead
         return _with_run(state, replace(run, weight=data["weight"], served=served))
+    if kind == "mix":
+        status = "queued" if run.status == "running" else run.status
+        config = {**run.config, "mixture.weights": data["weights"]}
+        return _with_run(state, replace(run, config=config, status=status))
     if kind == "delete":
         known: Status = "queued" if run.status in ACTIVE else run.status
         deleted = replace(run, status="deleted", deleted_at=event.time, deleted_from=known)

@@ -1,7 +1,8 @@
 """Which trainers there are, and in what each differs from the others.
 
-The seven of TRL's stable API go by name. Any other class of TRL, and any subclass, is given as an
-object, and what must be known of it is read off the class. Nothing is imported here.
+The seven of TRL's stable API go by name, and so does MTL: SFT on a mixture of tasks. Any other
+class of TRL, and any subclass, is given as an object, and what must be known of it is read off the
+class. Nothing is imported here.
 """
 
 import sys
@@ -25,6 +26,7 @@ class TrainerType:
         rewarded: It must be given reward functions.
         pairs: A batch holds all chosen answers, then all rejected ones.
         batch_prepared: What it makes of the rows depends on its batch size (KTO's KL term).
+        mixed: It must be given a mixture of tasks.
         cls: The class, where it was given as an object.
     """
 
@@ -35,6 +37,7 @@ class TrainerType:
     rewarded: bool = False
     pairs: bool = False
     batch_prepared: bool = False
+    mixed: bool = False
     cls: type | None = None
 
 
@@ -48,6 +51,7 @@ TRAINERS: dict[str, TrainerType] = {
         TrainerType("KTO", "KTO", own_order=True, batch_prepared=True),
         TrainerType("Reward", "Reward", pairs=True),
         TrainerType("Distillation", "Distillation", generates=True, own_order=True),
+        TrainerType("MTL", "SFT", mixed=True),
     )
 }
 

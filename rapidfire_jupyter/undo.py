@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rapidfire_jupyter.events import Event
+from rapidfire_jupyter.mixture import WEIGHTS, now
 from rapidfire_jupyter.ops import Op
 from rapidfire_jupyter.state import State, apply
 
@@ -31,14 +32,17 @@ def _is_automatic(by: str) -> bool:
 
 def _opposite(event: Event, before: Sequence[Event], by: str) -> Op:
     kind, run = event.data["kind"], event.run
-    if kind in ("boost", "policy"):
+    if kind in ("boost", "mix", "policy"):
         state = State()
         for earlier in before:
             state = apply(state, earlier)
         if kind == "policy":
             name = event.data["args"]["name"]
             return Op("policy", None, {"name": name, **state.policy(name)}, by)
-        return Op("boost", run, {"weight": state.runs[run or 0].weight}, by)
+        was = state.runs[run or 0]
+        if kind == "mix":
+            return Op("mix", run, {"weights": now(was.config[WEIGHTS])}, by)
+        return Op("boost", run, {"weight": was.weight}, by)
     if kind == "clone":
         return Op("delete", event.data["created"]["id"], by=by)
     if kind == "stop":

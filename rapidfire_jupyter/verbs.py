@@ -46,6 +46,13 @@ VERBS: dict[str, Verb] = {
         pairs=True,
     ),
     "boost": Verb("give a run WEIGHT chunks for each chunk of a run of weight 1", "ID [2]", 1, 2),
+    "mix": Verb(
+        "weigh the tasks of a run's mixture anew, from its next step on",
+        "ID TASK=WEIGHT ...",
+        1,
+        1,
+        pairs=True,
+    ),
     "clone": Verb(
         "start a run with a parent's config and some changes; --warm from its weights",
         "ID [NAME=VALUE ...]",
@@ -82,7 +89,7 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb("check versions, device, disk and experiments", options={}),
     "help": Verb("this list, or one verb", "[VERB]", 0, 1, options={}),
 }
-TAKE_IDS = ("stop", "resume", "boost", "clone", "delete", "undelete", "compare", "sample")
+TAKE_IDS = ("stop", "resume", "boost", "mix", "clone", "delete", "undelete", "compare", "sample")
 
 
 @dataclass(frozen=True)

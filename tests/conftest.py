@@ -23,6 +23,7 @@ TRAINING = {
     "kernel",
     "magics",
     "models",
+    "multitask",
     "notebooks",
     "observing",
     "offload",

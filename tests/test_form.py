@@ -91,6 +91,21 @@ def test_forms_of_other_trainers_have_their_own_fields():
     assert not any(path.startswith("peft_config.") for path in fields)
 
 
+def test_a_mixture_has_a_field_for_its_weights_as_they_are_now():
+    weights = [[0, [0.5, 0.5]], [16, [0.8, 0.2]]]
+    made = config().model.copy(mixture={"tasks": ["a", "b"], "weights": weights}).build()
+
+    fields = {field["path"]: field for field in form.fields(made)}
+    found = form.check(TRAINED, made, {"mixture.weights": [1, 1]}, never)
+    wrong = form.check(TRAINED, made, {"mixture.weights": [1]}, never)
+
+    assert "mixture.tasks" not in fields
+    field = fields["mixture.weights"]
+    assert (field["kind"], field["value"], field["given"]) == ("list", [0.8, 0.2], True)
+    assert found["changed"] == {"mixture.weights": [weights, [0.5, 0.5]]}
+    assert "weights need one number for each of 2 tasks" in wrong["errors"]["mixture.weights"]
+
+
 def test_a_number_beside_named_texts_is_edited_as_text():
     assert form.field_kind(Argument(bool | str, True, ("gaussian",)), "gaussian")[0] == "choice"
     assert form.field_kind(Argument(float | str, 1.0), 1.0)[0] == "text"

@@ -135,6 +135,7 @@ def test_an_order_that_comes_twice_acts_once(page):
         ("clone", 1, {"changes": {"r": 0}}, "RFLoraConfig: r must be >= 1, got 0"),
         ("clone", 1, {"changes": {"lerning_rate": 1}}, "did you mean 'learning_rate'"),
         ("resume", 1, {}, "run 1 has finished"),
+        ("mix", 1, {"weights": {"a": 1}}, "run 1 trains on one data set"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(page, kind, run, args, reason):
@@ -155,6 +156,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason(page, kind, run, args, r
         {"kind": "boost", "run": 1, "args": {"weight": float("nan")}},
         {"kind": "boost", "run": 1, "args": {"weight": 10**400}},
         {"kind": "clone", "run": 1, "args": {"changes": [1]}},
+        {"kind": "mix", "run": 1, "args": {"weights": [1, 2]}},
+        {"kind": "mix", "run": 1, "args": {"weight": 1}},
         {"kind": "clone", "run": 1, "args": {"warm": 1}},
         {"kind": "clone", "run": 1, "args": {"again": True}},
         {"kind": "pause_all", "args": {"run": 1}},

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapidfire_jupyter import mixture
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.ops import KINDS, WHOLE_EXPERIMENT, Op, verdict
 from rapidfire_jupyter.scheduler import next_run, slice_end, turns
 from rapidfire_jupyter.state import ACTIVE, Run, State, apply, chunks_done
+
+MIXED = {mixture.TASKS: ["a", "b"], mixture.WEIGHTS: [0.5, 0.5]}
 
 
 class Simulation:
@@ -20,7 +23,7 @@ class Simulation:
     def __init__(self, *chunk_ends):
         self.state, self.events, self.slices = State(), [], []
         specs = [
-            {"id": i, "name": f"run {i}", "trainer_type": "SFT", "config": {}}
+            {"id": i, "name": f"run {i}", "trainer_type": "MTL", "config": MIXED}
             for i in range(1, len(chunk_ends) + 1)
         ]
         self.emit("fit_started", runs=specs, fit={})
@@ -58,20 +61,24 @@ class Simulation:
         data = {"kind": kind, "args": args, "by": "test", "outcome": judged.outcome}
         if judged.outcome == "applied" and kind == "boost":
             data["weight"] = args["weight"]
+        if judged.outcome == "applied" and kind == "mix":
+            data["weights"] = mixture.from_row(
+                self.state.runs[run].config[mixture.WEIGHTS], 0, args["weights"]
+            )
         if judged.outcome == "applied" and kind == "clone":
             parent, number = self.state.runs[run], max(self.state.runs) + 1
             data["created"] = {
                 "id": number,
                 "name": f"clone of {run}",
-                "trainer_type": "SFT",
-                "config": {},
+                "trainer_type": "MTL",
+                "config": parent.config,
                 "parent": run,
                 "warm": args["warm"],
                 "changes": {},
                 "clone_step": parent.step if args["warm"] else None,
             }
         if judged.outcome == "applied" and kind == "resume" and args:
-            data["config"] = {}
+            data["config"] = MIXED
         self.emit("op", run, reason=judged.reason, **data)
         if "config" in data and self.state.runs[run].chunk_ends:  # made longer by two chunks
             ends = self.state.runs[run].chunk_ends
@@ -290,6 +297,7 @@ LEGAL = {
         for after in ("queued", "paused")
     },
     "boost": set(),
+    "mix": {("running", "queued")},
     "clone": set(),
     "delete": {(before, "deleted") for before in (*ACTIVE, "stopped", "failed", "completed")},
     "undelete": {
@@ -332,7 +340,13 @@ def test_no_storm_of_ops_leads_to_an_exception_or_an_illegal_state(storm):
                 at = active.checkpoint_step or 0
                 sim.emit("run_recovered", active.id, step=at, rows=0, skipped=[])
         else:
-            args = {"boost": {"weight": weight}, "clone": {"warm": flag}}.get(kind, {})
+            shares = [0.5, 0.5] if flag else [0.8, 0.2]
+            given = {
+                "boost": {"weight": weight},
+                "clone": {"warm": flag},
+                "mix": {"weights": shares},
+            }
+            args = given.get(kind, {})
             if kind == "resume" and flag:
                 args = {"num_train_epochs": 9}
             if kind == "policy":

@@ -255,7 +255,8 @@ def world(**changed):
     statuses = ("queued", "running", "stopped", "completed", "failed", "deleted", "paused")
     runs = {
         i: Run(
-            i, f"run {i}", "SFT", {}, status=status, step=6, total_steps=6, checkpoint_step=6,
+            i, f"run {i}", "MTL", {"mixture.weights": [0.5, 0.5]}, status=status, step=6,
+            total_steps=6, checkpoint_step=6,
             deleted_at=1000.0,
         )
         for i, status in enumerate(statuses, start=1)
@@ -307,6 +308,15 @@ VERDICTS = [
         "run 5 is failed; it gets no more slices to weigh",
     ),
     (Op("boost", 6, {"weight": 2.0}), "refused", GONE),
+    *[(Op("mix", i, {"weights": [0.8, 0.2]}), "applied", "") for i in (1, 2, 3, 7)],
+    (Op("mix", 4, {"weights": [0.5, 0.5]}), "already", ""),
+    (
+        Op("mix", 4, {"weights": [0.8, 0.2]}),
+        "refused",
+        "run 4 is completed; only a run that goes on can change its weights, or clone it with "
+        '{"mixture.weights": ...}',
+    ),
+    (Op("mix", 6, {"weights": [0.8, 0.2]}), "refused", GONE),
     (
         Op("clone", 1, {"warm": True}),
         "refused",

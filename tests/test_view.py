@@ -512,6 +512,7 @@ def test_a_gpu_that_nobody_uses_is_not_woken(monkeypatch):
         ("resume_all", None, {}, "%rapidfire resume-all"),
         ("boost", 1, {"weight": 3.0}, "%rapidfire boost 1 3"),
         ("resume", 4, {"num_train_epochs": 2}, "%rapidfire resume 4 num_train_epochs=2"),
+        ("mix", 1, {"weights": {"support": 4, "b": 0.5}}, "%rapidfire mix 1 support=4 b=0.5"),
         (
             "clone",
             1,

@@ -23,12 +23,15 @@ class ChunkPlan:
         starts: Position in the epoch's order at which each chunk starts; `starts[0]` is 0.
         strata: For each row the number of its stratum, where every chunk gets its share of each;
             empty for plain TRL's order.
+        tasks: Rows of each task of a mixture, in the order of their rows; empty without one. A
+            run's order then follows from its weights, see `mixing`; all runs are cut alike.
     """
 
     rows: int
     seed: int
     starts: tuple[int, ...]
     strata: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
 
     @property
     def num_chunks(self) -> int:

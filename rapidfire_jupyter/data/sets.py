@@ -36,6 +36,7 @@ def as_dataset(data: Any, what: str) -> Any:
             f"{what} must be a datasets.Dataset, a list of dicts or a DataFrame, "
             f"got {type(data).__name__}"
             + (" without rows" if isinstance(data, list) and not data else "")
+            + ("; several tasks are given as mix({...})" if isinstance(data, dict) else "")
         )
     if len(data) == 0:
         raise DataError(f"{what} has no rows; give at least one" + _or_none(what))

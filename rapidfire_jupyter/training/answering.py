@@ -5,10 +5,11 @@ cannot be told apart is not asked. Any: TRL trainers, tokenizers, JSON values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.questions import Question, pick, questions, shown
 from rapidfire_jupyter.training import generation, prepared, scores, trainers, watching
 from rapidfire_jupyter.training.metrics import Warn, judges_texts, safe_compute_metrics
@@ -20,12 +21,17 @@ MOST_SHOWN = 4_000  # characters of a prompt that are kept with its answer
 
 @dataclass(frozen=True)
 class Sheet:
-    """What one run is asked: questions, their prompts as token ids, and right answers as texts."""
+    """What one run is asked: questions, their prompts as token ids, and right answers as texts.
+
+    Attributes:
+        tasks: The task of each question; empty names where the eval set is one.
+    """
 
     questions: tuple[Question, ...]
     prompts: tuple[Tokens, ...]
     references: tuple[tuple[str, ...], ...]
     tokenizer: Any
+    tasks: tuple[str, ...]
 
 
 def sheet(
@@ -35,18 +41,28 @@ def sheet(
     data: trainers.FitData,
     kept: prepared.PreparedData,
 ) -> Sheet:
-    """The questions of a run's eval set; none if it has none, or its model writes no text."""
+    """The questions of a run's eval set; none if it has none, or its model writes no text.
+
+    Each of several sets has the same number of questions; rows are numbered on from set to set.
+    """
     tokenizer = getattr(processor, "tokenizer", processor)  # a processor has one
     asked: list[Question] = []
+    names: list[str] = []
     if data.eval is not None and data.generate_rows and model.can_generate():
-        rows = prepared.asked_set(config, data.eval, kept, tokenizer)
-        asked = questions(pick(rows, data.generate_rows))
+        sets = prepared.asked_sets(config, data.eval, kept, tokenizer)
+        before = 0
+        for name, rows in sets.items():
+            own = questions(pick(rows, tasks.share_of(data.generate_rows, sets)))
+            asked += [replace(one, row=before + one.row) for one in own]
+            names += [name] * len(own)
+            before += len(rows) if len(sets) > 1 else 0
         scores.load()
     return Sheet(
         tuple(asked),
         tuple(tuple(generation.prompt_ids(tokenizer, one)) for one in asked),
         tuple(generation.references(tokenizer, one) for one in asked),
         tokenizer,
+        tuple(names),
     )
 
 
@@ -112,6 +128,10 @@ def judge(
     known = [i for i, right in enumerate(asked.references) if right]
     predictions, right = [texts[i] for i in known], [asked.references[i] for i in known]
     own = scores.corpus_scores(predictions, right)
+    for task in dict.fromkeys(filter(None, asked.tasks)):
+        mine = [i for i in known if asked.tasks[i] == task]
+        scored = scores.corpus_scores([texts[i] for i in mine], [asked.references[i] for i in mine])
+        own |= {f"{task}_{name}": value for name, value in scored.items()}
     if known and compute_metrics is not None and judges_texts(compute_metrics):
         single = all(len(one) == 1 for one in right)
         given = [one[0] for one in right] if single else [list(one) for one in right]
@@ -133,6 +153,7 @@ def _sample(
     told = shown(question.prompt) or asked.tokenizer.decode(list(asked.prompts[place]))
     return {
         "row": question.row,
+        **({"task": asked.tasks[place]} if asked.tasks[place] else {}),
         "prompt": told[:MOST_SHOWN] + ("…" if len(told) > MOST_SHOWN else ""),
         "references": list(asked.references[place]),
         "prediction": text,

@@ -23,6 +23,7 @@ from transformers.utils.notebook import NotebookProgressCallback
 
 from rapidfire_jupyter import storage
 from rapidfire_jupyter.config import flatten
+from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.questions import even_rows
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
@@ -69,6 +70,8 @@ from rapidfire_jupyter.training.messages import (
 from rapidfire_jupyter.training.metrics import (
     clean_row,
     judges_texts,
+    named,
+    of_all_tasks,
     safe_compute_metrics,
     with_perplexity,
 )
@@ -123,6 +126,7 @@ class Coroutine:
         self._epoch_closing = False
         self._in_evaluation = False
         self._sheet: answering.Sheet | None = None
+        self._of_tasks: dict[str, dict[str, Any]] = {}  # rows of an evaluation by task so far
         self._streams_after_redo: dict[str, Any] | None = None
         self._watching_evaluation = False
         # The trainer's own methods, behind ours. Any: bound methods of TRL trainers.
@@ -315,17 +319,15 @@ class Coroutine:
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
 
     def _observe(self) -> Report:
-        dataset = self._trainer.eval_dataset
-        if dataset is None or self._trainer.args.eval_strategy != "no":
+        if self._trainer.eval_dataset is None or self._trainer.args.eval_strategy != "no":
             return Observed(None, self._step())  # the trainer evaluates by itself
         assert self._task is not None
-        if hasattr(dataset, "__len__"):
-            dataset = dataset.select(even_rows(len(dataset), self._task.data.eval_rows))
-        elif self._task.data.eval_rows:
-            dataset = dataset.take(self._task.data.eval_rows)
+        given = tasks.by_name(self._trainer.eval_dataset)
+        count = tasks.share_of(self._task.data.eval_rows, given)
+        datasets = {name: _some(one, count) for name, one in given.items()}
         self._watching_evaluation = True
         try:
-            metrics = watching.chunk_evaluation(self._trainer, dataset, _Watcher(self))
+            metrics = watching.chunk_evaluation(self._trainer, datasets, _Watcher(self))
         except _LeaveEvaluation:
             return Observed(None, self._step(), left=True)
         finally:
@@ -617,12 +619,30 @@ class Coroutine:
     def on_log(self, row: dict[str, Any]) -> None:
         """Each row of the trainer's log becomes an event."""
         self._rows += 1
-        row = with_perplexity(row, self._trainer)
+        if any(name.startswith("eval_") for name in row):
+            self._watching_evaluation = False  # it cannot be done again: it is in the log in part
+        row = self._with_tasks(row)
         self._emit("logged", row=clean_row(row, self._warn), source="trainer")
 
     def on_update(self) -> None:
         """Weights and optimizer states are about to change."""
         self._mark = None
+
+    def _with_tasks(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row with perplexities; of an eval set by name, which TRL logs in turn, with that name.
+
+        The last one's row has the means over all of them, too.
+        """
+        assert self._task is not None
+        names = [name for name in tasks.by_name(self._task.data.eval) if name]
+        task = next((name for name in names if f"eval_{name}_loss" in row), None)
+        if task is None:
+            return with_perplexity(row, self._trainer)
+        row = self._of_tasks[task] = named(row, task)
+        if task == names[-1]:
+            row = {**row, **of_all_tasks(self._of_tasks)}
+            self._of_tasks = {}
+        return with_perplexity(row, self._trainer, names)
 
     def on_prediction_step(self) -> None:
         """Between two batches of an evaluation: let the engine do what it was asked."""
@@ -730,6 +750,13 @@ def _reset(accelerator: Any, *objects: Any) -> tuple[Any, ...]:
         setattr(accelerator, name, [])
     accelerator.step = 0
     return objects
+
+
+def _some(dataset: Any, count: int) -> Any:  # Any: datasets.Dataset, or a stream
+    """`count` rows of a data set, evenly picked; the first ones of a stream; 0 for all."""
+    if hasattr(dataset, "__len__"):
+        return dataset.select(even_rows(len(dataset), count))
+    return dataset.take(count) if count else dataset
 
 
 def _is_of_disk(error: Exception) -> bool:

@@ -7,10 +7,11 @@ import inspect
 import math
 import numbers
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Warn = Callable[[str], None]
+_NO_MEASURE = ("runtime", "per_second", "num_tokens", "perplexity", "jit_compilation")
 
 
 def safe_compute_metrics(
@@ -69,16 +70,56 @@ def judges_texts(function: Callable[..., Any] | None) -> bool:
     return len(needed) == 2 or {"predictions", "references"} <= parameters.keys()
 
 
-def with_perplexity(row: dict[str, Any], trainer: Any) -> dict[str, Any]:
-    """A logged row with `eval_perplexity`, exp(eval_loss), where the loss is that of a token."""
-    loss = as_number(row.get("eval_loss"))
+def with_perplexity(row: dict[str, Any], trainer: Any, tasks: Iterable[str] = ()) -> dict[str, Any]:
+    """A logged row with `eval_perplexity`, exp(eval_loss), where the loss is that of a token.
+
+    Args:
+        tasks: Names of eval sets, which get theirs too: `eval_code_perplexity`.
+    """
     args = trainer.args
     plain = getattr(args, "loss_type", "") in ("nll", "chunked_nll")
-    if loss is None or not plain or args.label_smoothing_factor or "eval_perplexity" in row:
+    if not plain or args.label_smoothing_factor:
         return row
+    found = {}
+    for prefix in ("eval", *(f"eval_{task}" for task in tasks)):
+        loss = as_number(row.get(f"{prefix}_loss"))
+        if loss is not None:
+            value = math.exp(loss) if loss < 700 else math.inf if loss == loss else loss
+            found[f"{prefix}_perplexity"] = value
+    return {**row, **{name: value for name, value in found.items() if name not in row}}
+
+
+def of_all_tasks(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over tasks of each metric that all of them have: `eval_loss` of `eval_code_loss`.
+
+    Every task counts the same, whatever its weight or size. What is no measure of a model, such as
+    seconds, has no mean.
+
+    Args:
+        by_task: A row for each task, with its name in those of its metrics.
+    """
+    columns: dict[str, list[Any]] = {}
+    for task, row in by_task.items():
+        for name, value in row.items():
+            if name.startswith(f"eval_{task}_"):
+                whole = name.replace(f"eval_{task}_", "eval_", 1)
+                columns.setdefault(whole, []).append(value)
     return {
-        **row,
-        "eval_perplexity": math.exp(loss) if loss < 700 else math.inf if loss == loss else loss,
+        name: sum(values) / len(values)
+        for name, values in columns.items()
+        if len(values) == len(by_task)
+        and not any(word in name for word in _NO_MEASURE)
+        and all(as_number(value) is not None for value in values)
+    }
+
+
+def named(row: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """A row of a task's evaluation with its name in all metrics, also where TRL leaves it out."""
+    return {
+        f"eval_{task}_{name.removeprefix('eval_')}"
+        if name.startswith("eval_") and not name.startswith(f"eval_{task}_")
+        else name: value
+        for name, value in row.items()
     }
 
 

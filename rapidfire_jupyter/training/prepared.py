@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
-from rapidfire_jupyter.data import formatting
+from rapidfire_jupyter.data import formatting, tasks
 from rapidfire_jupyter.data.layouts import recognise
 from rapidfire_jupyter.data.lengths import row_lengths
 from rapidfire_jupyter.data.mapping import chat_template, refuse_without_template, to_trl
@@ -124,23 +124,35 @@ def sets(
 ) -> tuple[Any, Any]:
     """The train and eval data in TRL's columns: by a formatting_func first, then by their layout.
 
+    Eval data sets by name stay apart.
+
     Raises:
         DataError: The formatting_func fails, or the layout is unknown; the message has the row.
     """
     train, evaluation = given
+    evals = _evals(config, evaluation, kept, tokenizer)
     return (
         _in_columns(config, "train_dataset", train, kept, tokenizer),
-        None
-        if evaluation is None
-        else _in_columns(config, "eval_dataset", evaluation, kept, tokenizer),
+        evals if isinstance(evaluation, dict) else evals.get(""),
     )
 
 
-def asked_set(config: RunConfig, evaluation: Any, kept: PreparedData, tokenizer: Any) -> Any:
-    """The eval data in TRL's columns, prompts apart from answers; empty where that is not told."""
+def asked_sets(
+    config: RunConfig, evaluation: Any, kept: PreparedData, tokenizer: Any
+) -> dict[str, Any]:
+    """The eval data in TRL's columns by task, prompts apart from answers; empty if not told."""
     if text_field(config) != "text":
-        return []
-    return _in_columns(config, "eval_dataset", evaluation, kept, tokenizer)
+        return {}
+    return _evals(config, evaluation, kept, tokenizer)
+
+
+def _evals(
+    config: RunConfig, evaluation: Any, kept: PreparedData, tokenizer: Any
+) -> dict[str, Any]:
+    return {
+        name: _in_columns(config, tasks.called(name), one, kept, tokenizer)
+        for name, one in tasks.by_name(evaluation).items()
+    }
 
 
 def text_field(config: RunConfig) -> str:

@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
-from rapidfire_jupyter import storage
+from rapidfire_jupyter import mixture, storage
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.mapping import chat_template
+from rapidfire_jupyter.data.mixing import mixed_rows, tasks_rows, turns
 from rapidfire_jupyter.data.plan import ChunkPlan, shuffled_order, stratified_order
 from rapidfire_jupyter.data.sets import fingerprint
 from rapidfire_jupyter.encoding import globals_of
@@ -45,7 +47,7 @@ class PlanOrder(torch.utils.data.Sampler):
         return iter([self.index[row] for row in order if row in self.index])
 
     def __len__(self):
-        return len(self.index)
+        return {length}
 '''
 
 _CHUNKS = """
@@ -85,13 +87,7 @@ def plain_trl(
         config: The run's.
         chunk_ends: Steps at which its chunks end, for the strategies "chunk".
     """
-    train_path, eval_path = (
-        None if dataset is None else _saved(folder / "data", name, dataset, dataset is given)
-        for name, dataset, given in (
-            ("train", sets[0], data.train),
-            ("eval", sets[1], data.eval),
-        )
-    )
+    train_path = _saved(folder / "data", "train", sets[0], sets[0] is data.train)
     writer = _Writer()
     trainer_class, args_class = trainers.trainer_classes(config)
     ours = trainers.own_arguments(config)
@@ -105,7 +101,7 @@ def plain_trl(
         f"set_seed({data.seed})  # as the experiment does before it loads a base",
         *_model_lines(writer, create_model, config, trainers.run_seed(config, data.seed)),
         f"train_dataset = load_from_disk({train_path!r})",
-        f"eval_dataset = load_from_disk({eval_path!r})" if eval_path else "eval_dataset = None",
+        f"eval_dataset = {_eval_sets(folder / 'data', sets[1], data.eval)}",
     ]  # fmt: skip
     if config.model.chat_template is not None:
         body.insert(3, f"tokenizer.chat_template = {chat_template(config.model.chat_template)!r}")
@@ -154,7 +150,9 @@ def plain_trl(
     if ordered:
         body.append(
             _USE_ORDER.format(
-                column=prepared.ROW_COLUMN, rows=data.plan.rows, always=bool(data.plan.strata)
+                column=prepared.ROW_COLUMN,
+                rows=data.plan.rows,
+                always=bool(data.plan.strata or data.plan.tasks),
             ).strip()
         )
     if max_tokens is not None:
@@ -170,14 +168,42 @@ def plain_trl(
         *writer.imports,
     ]
     return (
-        "\n".join([*head, _order(folder, data.plan) if ordered else "", *writer.sources, *body])
+        "\n".join(
+            [*head, _order(folder, data.plan, config) if ordered else "", *writer.sources, *body]
+        )
         + "\n"
     )
 
 
-def _order(folder: Path, plan: ChunkPlan) -> str:
-    """The order of rows, by the very function that the experiment uses; strata are in a file."""
-    if not plan.strata:
+def _eval_sets(folder: Path, dataset: Any, given: Any) -> str:
+    """How the eval data is loaded; several by the name of their task."""
+    own = tasks.by_name(given)
+    loads = {
+        name: f"load_from_disk({_saved(folder, _file('eval', name), one, one is own[name])!r})"
+        for name, one in tasks.by_name(dataset).items()
+    }
+    if isinstance(dataset, dict):
+        return "{" + ", ".join(f"{name!r}: {load}" for name, load in loads.items()) + "}"
+    return loads.get("", "None")
+
+
+def _file(kind: str, task: str) -> str:
+    return f"{kind}-of-{task}" if task else kind
+
+
+def _order(folder: Path, plan: ChunkPlan, config: RunConfig) -> str:
+    """The order of rows, by the very functions that the experiment uses; strata are in a file."""
+    length = "len(self.index)"
+    if plan.tasks:
+        times, rows = mixture.in_parts(config.model.mixture["weights"]), plan.rows
+        function = "\n\n".join(inspect.getsource(one) for one in (tasks_rows, turns, mixed_rows))
+        function = f"from collections.abc import Iterable\n\n{function}"
+        call = (
+            f"mixed_rows(tasks_rows({plan.tasks}, self.index), {times}, {plan.seed}, "
+            f"self.epoch * {rows}, (self.epoch + 1) * {rows})"
+        )
+        what, length = "a mixture of tasks by weights, from a seeded permutation", str(rows)
+    elif not plan.strata:
         call = f"shuffled_order({plan.rows}, {plan.seed}, self.epoch)"
         function, what = inspect.getsource(shuffled_order), "a seeded permutation"
     else:
@@ -186,7 +212,7 @@ def _order(folder: Path, plan: ChunkPlan) -> str:
         call = f"stratified_order(STRATA, {plan.seed}, self.epoch)"
         function, what = inspect.getsource(stratified_order), "a seeded, stratified permutation"
         function = f"{function}\n\nSTRATA = json.load(open({str(path)!r}))"
-    return _ORDER.format(function=function, what=what, call=call)
+    return _ORDER.format(function=function, what=what, call=call, length=length)
 
 
 def _saved(folder: Path, name: str, dataset: Any, given: bool) -> str:

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from rapidfire_jupyter import mixture
 from rapidfire_jupyter.arguments import OURS
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data.mapping import chat_template
+from rapidfire_jupyter.data.mixing import mixed_rows, tasks_rows
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
 from rapidfire_jupyter.errors import ConfigError, DataError
 from rapidfire_jupyter.training import prepared, rewards
@@ -35,6 +37,7 @@ class FitData:
     """The user's data sets and how their rows are cut into chunks. Any: datasets.Dataset.
 
     Attributes:
+        eval: One, or several by the name of their task.
         eval_rows: Rows of the eval set whose loss is computed at chunk ends; 0 for all.
         generate_rows: Rows of it that are answered at chunk ends; 0 for none.
         max_new_tokens: Longest answer.
@@ -68,18 +71,26 @@ class Schedule:
 
 
 class PlanSampler(Sampler[int]):
-    """Gives a trainer's rows in the plan's order. `epoch` is set by the session."""
+    """Gives a trainer's rows in the order of an epoch. `epoch` is set by the session.
 
-    def __init__(self, plan: ChunkPlan, rows: list[int]) -> None:
-        self._plan = plan
+    Args:
+        order: The row numbers of an epoch; those that were dropped are passed over.
+        rows: The row numbers that a trainer kept, in the order of its data set.
+        length: Rows in an epoch; None for all that were kept.
+    """
+
+    def __init__(
+        self, order: Callable[[int], list[int]], rows: list[int], length: int | None = None
+    ) -> None:
+        self._order, self._length = order, length
         self._index = {row: index for index, row in enumerate(rows)}
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        return iter([self._index[r] for r in self._plan.order(self.epoch) if r in self._index])
+        return iter([self._index[r] for r in self._order(self.epoch) if r in self._index])
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._index) if self._length is None else self._length
 
 
 def trainer_classes(config: RunConfig) -> tuple[Any, Any]:
@@ -87,7 +98,8 @@ def trainer_classes(config: RunConfig) -> tuple[Any, Any]:
     import trl
 
     kind = config.trainer
-    trainer_class = kind.cls or getattr(trl, f"{kind.name}Trainer")
+    name = "SFT" if kind.mixed else kind.name
+    trainer_class = kind.cls or getattr(trl, f"{name}Trainer")
     if own_arguments(config):
         from rapidfire_jupyter.training.rdrop import RDropSFTTrainer
 
@@ -244,8 +256,13 @@ def make_schedule(
     args = trainer.args
     plain_order = args.train_sampling_strategy == "random" and not config.trainer.own_order
     aligned = rows is not None and plain_order
+    if plan.tasks and not aligned:
+        raise DataError(
+            "the rows of a mixture are not known again in what the trainer made of them; leave "
+            "packing and train_sampling_strategy out"
+        )
     if aligned and rows is not None:
-        sampler = PlanSampler(plan, rows)
+        sampler = _sampler(plan, config, rows)
         trainer._get_train_sampler = lambda dataset=None: sampler
         trainer.rapidfire_sampler = sampler
     loader = trainer.get_train_dataloader()
@@ -269,10 +286,32 @@ def make_schedule(
     rows_per_step = args.train_batch_size * args.gradient_accumulation_steps
     dropped = 0 if rows is None else plan.rows - len(set(rows))
     if aligned:
-        ends = chunk_ends(plan, rows if dropped else None, rows_per_step, per_epoch, total)
+        kept = rows if dropped and not plan.tasks else None
+        ends = chunk_ends(plan, kept, rows_per_step, per_epoch, total)
     else:
         ends = even_ends(plan.num_chunks, total / per_epoch, total, multiple)
     return Schedule(total, per_epoch, rows_per_step, tuple(ends), aligned, multiple, dropped)
+
+
+def _sampler(plan: ChunkPlan, config: RunConfig, rows: list[int]) -> PlanSampler:
+    """The order of a run's rows: the plan's; in a mixture, its own by its weights."""
+    if not plan.tasks:
+        return PlanSampler(plan.order, rows)
+    kept, known = tasks_rows(plan.tasks, rows), config.model.mixture
+    times = mixture.in_parts(known["weights"])
+    for place, name in enumerate(known["tasks"]):
+        if not kept[place] and any(parts[place] for _, parts in times):
+            raise DataError(
+                f"no rows of task {name!r} are left to train on: all {plan.tasks[place]} were "
+                "dropped, as too long or with nothing to learn from; raise max_length, or give it "
+                "the weight 0"
+            )
+
+    def order(epoch: int) -> list[int]:
+        first = epoch * plan.rows
+        return mixed_rows(kept, times, plan.seed, first, first + plan.rows)
+
+    return PlanSampler(order, rows, plan.rows)
 
 
 def check_length(config: RunConfig, plan: ChunkPlan) -> None:

@@ -20,6 +20,7 @@ from rapidfire_jupyter.changes import COLD_ARGUMENTS
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
+from rapidfire_jupyter.mixture import WEIGHTS
 from rapidfire_jupyter.recorded import Recorded
 from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.trainers import Schedule
@@ -39,11 +40,14 @@ class Rewritten:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The encoded values that differ and decide numbers: code cannot be compared, nor names."""
+    """The encoded values that differ and decide numbers in a checkpoint.
+
+    Code cannot be compared; names decide nothing, and a mixture's weights only the rows to come.
+    """
     return {
         key: new
         for key, (old, new) in differences(before, after).items()
-        if key != "name" and '"source"' not in json.dumps([old, new])
+        if key not in ("name", WEIGHTS) and '"source"' not in json.dumps([old, new])
     }
 
 
@@ -130,6 +134,14 @@ def _position(step: int, extra: Mapping[str, Any], schedule: Schedule) -> tuple[
         f"as step {new} of {schedule.rows_per_step} rows each"
     )
     return new, [f"{note}; {twice} rows are met twice" if twice > 0 else note]
+
+
+def rows_met(folder: Path, rows: int) -> int:
+    """Rows that were trained on up to a checkpoint, over all epochs, each of `rows` rows."""
+    extra = checkpoints.read_extra(folder)
+    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    epochs, steps = divmod(state["global_step"], extra["steps_per_epoch"])
+    return int(epochs * rows + min(steps * extra["rows_per_step"], rows))
 
 
 def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]:

@@ -5,7 +5,7 @@ random streams, running metrics, counters, flags, and the loaders that accelerat
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import Any
 
 from rapidfire_jupyter.training.checkpoints import RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
-from rapidfire_jupyter.training.metrics import with_perplexity
+from rapidfire_jupyter.training.metrics import named, of_all_tasks, with_perplexity
 
 _COUNTERS = (
     *RUNNING_METRICS,
@@ -176,13 +176,25 @@ def _pieces(decode: Any, ids: list[int], learned: list[bool]) -> list[list[Any]]
     ]
 
 
-def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, float]:
+def chunk_evaluation(trainer: Any, datasets: Mapping[str, Any], on_batch: Any) -> dict[str, float]:
     """Evaluate as TRL does, without its callbacks and without a row in its log.
 
     Args:
-        dataset: Rows that the trainer prepared. Any: datasets.Dataset.
+        datasets: Rows that the trainer prepared, by the name of their task; a single data set has
+            an empty name. Any: datasets.Dataset.
         on_batch: Its `on_prediction_step` is called after each batch. Any: a TrainerCallback.
     """
+    rows = {name: _evaluated(trainer, one, on_batch) for name, one in datasets.items()}
+    if "" in rows:
+        return with_perplexity(rows[""], trainer)
+    by_task = {name: named(row, name) for name, row in rows.items()}
+    metrics = of_all_tasks(by_task)
+    for row in by_task.values():
+        metrics |= row
+    return with_perplexity(metrics, trainer, by_task)
+
+
+def _evaluated(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, float]:
     with untouched(trainer):
         trainer.callback_handler = _QuietHandler(on_batch, trainer)
         loader = trainer.get_eval_dataloader(dataset)
@@ -199,7 +211,7 @@ def chunk_evaluation(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, flo
         trainer.accelerator._dataloaders[:] = [
             d for d in trainer.accelerator._dataloaders if d is not loader
         ]
-    return with_perplexity(metrics, trainer)
+    return metrics
 
 
 class _QuietHandler:

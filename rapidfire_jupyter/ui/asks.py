@@ -10,7 +10,7 @@ from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.ui import exports, form, library, schedule
 from rapidfire_jupyter.ui.actions import Actions, Reply
-from rapidfire_jupyter.ui.orders import MessageError, changes_of, flag
+from rapidfire_jupyter.ui.orders import MessageError, flag, named_values
 from rapidfire_jupyter.ui.repeats import folded
 from rapidfire_jupyter.ui.wire import Sample
 
@@ -65,7 +65,7 @@ def _form(actions: Actions, args: Args) -> Reply:
 
 def _check(actions: Actions, args: Args) -> Reply:
     run, config = _live(actions, args)
-    changes, warm = changes_of(args), flag(args, "warm")
+    changes, warm = named_values(args, "changes"), flag(args, "warm")
     found = form.check(run, config, changes, actions.refusal)
     name = actions.name if actions.several() else ""
     return Reply({**found, "line": form.line(run.id, changes, warm, name)})
@@ -74,7 +74,7 @@ def _check(actions: Actions, args: Args) -> Reply:
 def _schedule(actions: Actions, args: Args) -> Reply:
     run, config = _live(actions, args)
     known = schedule.prepared(actions.state(), actions.log.since(0), run.id)
-    return Reply(schedule.preview(config, changes_of(args), flag(args, "warm"), known))
+    return Reply(schedule.preview(config, named_values(args, "changes"), flag(args, "warm"), known))
 
 
 def _config(actions: Actions, args: Args) -> Reply:

@@ -9,6 +9,7 @@ _VERBS = {
     "stop": "stopped",
     "resume": "resumed",
     "boost": "boosted",
+    "mix": "mixed anew",
     "clone": "cloned",
     "delete": "deleted",
     "undelete": "brought back",
@@ -134,4 +135,7 @@ def _details(data: Any) -> str:  # Any: JSON values of an op event
     if data["kind"] == "pause_all" and data.get("reason"):
         return f": {data['reason']}"
     at = data.get("step")
+    if data["kind"] == "mix":
+        shares = ", ".join(f"{100 * share:g} %" for share in data["args"]["weights"])
+        return f" with {shares} of its tasks from step {at} on"
     return f" at step {at}" if data["kind"] in ("stop", "delete") and at is not None else ""

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from rapidfire_jupyter import mixture
 from rapidfire_jupyter.arguments import BOUNDS, OWNED, SECRETS, Argument, accepts
 from rapidfire_jupyter.changes import modify, trains_longer
 from rapidfire_jupyter.config import MODEL_ARGUMENTS, RunConfig, differences, flatten
@@ -49,7 +50,10 @@ def fields(config: RunConfig) -> list[Field]:
             continue
         given = name in config.model.given
         value = config.model.given.get(name, argument.default)
-        if isinstance(value, Mapping):
+        if name == "mixture" and value is not None:
+            now = mixture.now(value["weights"])
+            found.append(_field(mixture.WEIGHTS, "Model", Argument(list), now, True, ""))
+        elif isinstance(value, Mapping):
             for key, one in value.items():
                 found.append(
                     _field(f"{name}.{key}", "Model", Argument(_hint_of(one)), one, True, "")

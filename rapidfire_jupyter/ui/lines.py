@@ -25,7 +25,7 @@ def magic_line(kind: str, run: int | None, args: Mapping[str, Any], experiment: 
         words.append(f"{args.get('weight', 2.0):g}")
     if kind == "policy":
         words += [str(args["name"]), str(args["mode"])]
-    inner = {"clone": "changes", "policy": "settings"}.get(kind)
+    inner = {"clone": "changes", "mix": "weights", "policy": "settings"}.get(kind)
     pairs = (args.get(inner) or {}) if inner else args if kind == "resume" else {}
     words += [f"{name}={written(value)}" for name, value in pairs.items()]
     if kind == "clone" and args.get("warm"):

@@ -21,6 +21,7 @@ REMEMBERED = 1_000  # ids of orders: one that comes again acts once
 _KEYS: Mapping[str, frozenset[str]] = {
     "boost": frozenset({"weight"}),
     "clone": frozenset({"changes", "warm"}),
+    "mix": frozenset({"weights"}),
     "resume": frozenset({"num_train_epochs", "max_steps"}),
     "policy": frozenset({"name", "mode", "settings"}),
 }
@@ -118,12 +119,12 @@ def checked(message: Mapping[str, Any]) -> tuple[str, int | None, dict[str, Any]
     if kind == "boost":
         given["weight"] = _weight(args.get("weight", 2.0))
     if kind == "clone":
-        given = {"changes": changes_of(args), "warm": flag(args, "warm")}
+        given = {"changes": named_values(args, "changes"), "warm": flag(args, "warm")}
+    if kind == "mix":
+        given = {"weights": named_values(args, "weights")}
     if kind == "policy":
-        settings = args.get("settings") or {}
-        if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
-            raise MessageError(f"settings are an object, got {settings!r:.80}")
-        given = {"name": text(args, "name"), "mode": text(args, "mode"), "settings": dict(settings)}
+        settings = named_values(args, "settings")
+        given = {"name": text(args, "name"), "mode": text(args, "mode"), "settings": settings}
     return str(kind), run, given
 
 
@@ -136,16 +137,16 @@ def _weight(value: Any) -> float:  # Any: what a browser sent
     raise MessageError(f"weight is a number, got {value!r:.80}")
 
 
-def changes_of(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Changed hyperparameters by path. Any: what a browser sent, then JSON values.
+def named_values(args: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Changed hyperparameters by path, or weights by task. Any: what a browser sent, then JSON.
 
     Raises:
         MessageError: They are no object with names as keys.
     """
-    changes = args.get("changes") or {}
-    if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
-        raise MessageError(f"changes are an object, got {changes!r:.80}")
-    return dict(changes)
+    values = args.get(name) or {}
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise MessageError(f"{name} are an object, got {values!r:.80}")
+    return dict(values)
 
 
 def flag(args: Mapping[str, Any], name: str) -> bool:

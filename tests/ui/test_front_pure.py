@@ -293,6 +293,7 @@ def test_magic_lines_are_those_of_the_verbs(js):
         ("magicLine('resume', 2, { num_train_epochs: 2 })", "resume"),
         ("magicLine('boost', 1, { weight: 3 })", "boost"),
         ("magicLine('undelete', 4, {})", "undelete"),
+        ("magicLine('mix', 1, { weights: { support: 0.8, code: 0.2 } })", "mix"),
         ("magicLine('pause_all', null, {})", "pause"),
         ("magicLine('resume_all', null, {})", "resume-all"),
         ("magicLine('clone', 1, { changes: { learning_rate: 0.0005 }, warm: true })", "clone"),

@@ -54,8 +54,8 @@ function magicLine(
   if (kind === "pause_all") return "%rapidfire pause";
   if (kind === "resume_all") return "%rapidfire resume-all";
   if (kind === "boost") return `%rapidfire boost ${run} ${args.weight}`;
-  const inner = { clone: args.changes, policy: args.settings }[kind];
-  const pairs = Object.entries(inner || (kind === "clone" || kind === "policy" ? {} : args));
+  const parts = { clone: args.changes || {}, mix: args.weights || {}, policy: args.settings || {} };
+  const pairs = Object.entries(parts[/** @type {keyof typeof parts} */ (kind)] || args);
   const words = pairs.map(([key, value]) => `${key}=${typeof value === "string" ? value : JSON.stringify(value)}`);
   const what = kind === "policy" ? [args.name, args.mode] : [run];
   return ["%rapidfire", kind, ...what, ...words, kind === "clone" && args.warm ? "--warm" : ""]
@@ -72,6 +72,7 @@ function opWords(/** @type {Sent} */ sent) {
     delete: "Delete",
     undelete: "Bring back",
     boost: "Boost",
+    mix: "Mix anew",
     pause_all: "Pause all",
     resume_all: "Resume all",
     policy: `Policy ${sent.args.name} ${sent.args.mode}`,

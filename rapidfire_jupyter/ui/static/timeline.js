@@ -6,6 +6,7 @@ const SIGNS = /** @type {Record<string, string>} */ ({
   stop: "■",
   resume: "▶",
   boost: "▲",
+  mix: "◐",
   clone: "◆",
   delete: "✕",
   undelete: "↺",
@@ -85,7 +86,7 @@ function createTimeline(/** @type {View} */ view) {
   const legend = h(
     "p",
     { class: "rf-note" },
-    "■ stop  ▶ resume  ▲ boost  ◆ clone  ✕ delete   ┆ all runs   ",
+    "■ stop  ▶ resume  ▲ boost  ◐ mix  ◆ clone  ✕ delete   ┆ all runs   ",
     h("span", { class: "rf-bypolicy" }, "underlined: by a policy"),
   );
   const element = h("div", null, scroller, legend);
