@@ -318,14 +318,15 @@ def _check_tasks(configs: list[RunConfig], mixture: tasks.Mixture | None, evalua
     """Refuse configs whose trainers cannot mix tasks, or have none, or choose by no metric."""
     for number, config in enumerate(configs, start=1):
         args = trainers.given_args(config)
-        if config.trainer.mixed and mixture is None:
+        if mixture is None and config.trainer.mixed:
             raise ConfigError(
                 f'run {number}: trainer_type="{config.trainer.name}" trains on several tasks; give '
                 'train_dataset=mix({"support": rows, "code": others}, weights=[0.5, 0.5]), or use '
                 'trainer_type="SFT"'
             )
-        by_plan = prepared.follows_plan(config, None if mixture is None else mixture.rows)
-        if mixture is not None and not (by_plan and args.get("remove_unused_columns", True)):
+        if mixture is not None and not (
+            prepared.follows_plan(config, mixture.rows) and args.get("remove_unused_columns", True)
+        ):
             raise ConfigError(
                 f"run {number}: a mixture orders the rows itself: use SFT, DPO or Reward without "
                 "packing, train_sampling_strategy and remove_unused_columns=False"
@@ -333,7 +334,12 @@ def _check_tasks(configs: list[RunConfig], mixture: tasks.Mixture | None, evalua
         if isinstance(evaluation, dict):
             _check_best_metric(number, args, list(evaluation))
     if mixture is not None:
-        for kind in {c.trainer.rows for c in configs if c.model.formatting_func is None}:
+        mapped = (
+            c.trainer.rows
+            for c in configs
+            if c.model.formatting_func is None and prepared.text_field(c) == "text"
+        )
+        for kind in dict.fromkeys(filter(None, mapped)):
             tasks.check_layouts(mixture.tasks, kind)
 
 

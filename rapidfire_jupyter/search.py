@@ -52,8 +52,8 @@ class RFGridSearch:
 
     Args:
         configs: An RFModelConfig, or a (nested) list or List of them.
-        trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation" or a trainer
-            class; None takes what each config's training_args is for.
+        trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation", "MTL" (SFT on a
+            `mix`) or a trainer class; None takes what each config's training_args is for.
         where: Combinations for which this function gives something false are left out; it reads
             values as `c["learning_rate"]`, by the names that clone's changes have.
     """
@@ -115,8 +115,8 @@ class RFRandomSearch:
 
     Args:
         configs: An RFModelConfig, or a (nested) list or List of them.
-        trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation" or a trainer
-            class; None takes what each config's training_args is for.
+        trainer_type: "SFT", "DPO", "GRPO", "RLOO", "KTO", "Reward", "Distillation", "MTL" (SFT on a
+            `mix`) or a trainer class; None takes what each config's training_args is for.
         num_runs: How many to draw.
         seed: The same seed draws the same configs; no other random stream is read or moved.
         where: Draws for which this function gives something false are made again; see RFGridSearch.

@@ -110,7 +110,10 @@ def card(run: Run, runs: Mapping[int, Run], events: list[Event], facts: Mapping[
     return "\n".join(lines)
 
 
-_DATA = ("train_rows", "train_fingerprint", "eval_fingerprint", "seed", "num_chunks", "chunk_size")
+_DATA = (
+    *("train_rows", "tasks", "train_fingerprint", "eval_fingerprint"),
+    *("seed", "num_chunks", "chunk_size"),
+)
 
 
 def _lineage(run: Run, runs: Mapping[int, Run]) -> list[str]:

@@ -22,7 +22,15 @@ from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.ops import Op
 from rapidfire_jupyter.recorded import Recorded, has_choices
 from rapidfire_jupyter.search import Where, check_whole, runs_text, set_up
-from rapidfire_jupyter.space import allows, choices_text, chosen, coordinates, settled, walk
+from rapidfire_jupyter.space import (
+    allows,
+    choices_text,
+    chosen,
+    coordinates,
+    parts_of,
+    settled,
+    walk,
+)
 from rapidfire_jupyter.state import ACTIVE, Run, State
 
 BY = "search:optuna"
@@ -243,11 +251,10 @@ def changes_between(parent: RFModelConfig, model: RFModelConfig) -> dict[str, An
         new: Any = model.given.get(name)
         if encode(old) == encode(new):
             continue
-        parts = isinstance(old, Recorded) and isinstance(new, type(old))
-        if parts and set(old.given) <= set(new.given):
-            differing = {
-                k: v for k, v in new.given.items() if encode(old.given.get(k)) != encode(v)
-            }
+        before, after = parts_of(old), parts_of(new)
+        named = isinstance(old, Recorded | dict) and isinstance(new, type(old))
+        if named and set(before) <= set(after):
+            differing = {k: v for k, v in after.items() if encode(before.get(k)) != encode(v)}
             found.update({f"{name}.{k}": v for k, v in differing.items()})
         else:
             found[name] = new

@@ -20,6 +20,7 @@ from rapidfire_jupyter import (
     RFGRPOConfig,
     RFKTOConfig,
     RFModelConfig,
+    RFOptuna,
     RFRandomSearch,
     RFSFTConfig,
     mix,
@@ -404,9 +405,15 @@ def test_preferences_can_be_mixed_too(experiment, tmp_path):
     check(exp, tmp_path)
 
 
-def test_weights_can_be_drawn(experiment):
+@pytest.mark.parametrize(
+    "search",
+    [
+        RFRandomSearch(config(max_steps=1), num_runs=3, trainer_type="MTL"),
+        RFOptuna(config(max_steps=1), "MTL", num_runs=3, at_once=1, sampler="random"),
+    ],
+)
+def test_weights_can_be_drawn_and_suggested(experiment, search):
     exp = experiment()
-    search = RFRandomSearch(config(max_steps=1), num_runs=3, trainer_type="MTL")
 
     exp.run_fit(
         search,
@@ -418,6 +425,7 @@ def test_weights_can_be_drawn(experiment):
     )
 
     assert len({tuple(one) for one in weights_of(exp)}) == 3
+    assert all(list(run.facts.changes) == ["mixture.weights"] for run in exp.runs if run.parent)
 
 
 CHATS = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]

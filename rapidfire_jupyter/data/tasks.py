@@ -133,12 +133,12 @@ def share_of(count: int, sets: Sequence[str] | Mapping[str, Any]) -> int:
     return count if not count or len(sets) < 2 else max(1, count // len(sets))
 
 
-def check_layouts(sets: Mapping[str, Any], rows: str | None) -> None:
+def check_layouts(sets: Mapping[str, Any], rows: str) -> None:
     """Refuse tasks whose rows are not of one layout.
 
     Args:
         sets: Data sets by task.
-        rows: The trainer whose layouts they may have; None for any.
+        rows: The trainer whose layouts they may have.
 
     Raises:
         DataError: They are not.

@@ -55,7 +55,7 @@ def sheet(
             own = questions(pick(rows, tasks.share_of(data.generate_rows, sets)))
             asked += [replace(one, row=before + one.row) for one in own]
             names += [name] * len(own)
-            before += len(rows) if len(sets) > 1 else 0
+            before += len(rows) if hasattr(rows, "__len__") else data.generate_rows
         scores.load()
     return Sheet(
         tuple(asked),
