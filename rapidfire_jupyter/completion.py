@@ -18,6 +18,7 @@ from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.verbs import TAKE_IDS, VERBS, choose, experiments
 
 _CELL_VERBS = [("run", "verb")]
+_FIXED = {*OWNED, "mixture", TASKS}  # no clone may change them
 
 
 def match(context: CompletionContext, names: Mapping[str, Any]) -> SimpleMatcherResult:
@@ -127,7 +128,7 @@ def hyperparameters(run: Run) -> list[str]:
     others = list(MODEL_ARGUMENTS)
     if "trl" in sys.modules and run.trainer_type in TRAINING_ARGS:
         others += [*TRAINING_ARGS[run.trainer_type].arguments(), *RFLoraConfig.arguments()]
-    return list(dict.fromkeys(name for name in (*given, *others) if name not in OWNED))
+    return list(dict.fromkeys(name for name in (*given, *others) if name not in _FIXED))
 
 
 def _metrics(exp: Experiment) -> list[str]:

@@ -324,6 +324,11 @@ def _check_tasks(configs: list[RunConfig], mixture: tasks.Mixture | None, evalua
                 'train_dataset=mix({"support": rows, "code": others}, weights=[0.5, 0.5]), or use '
                 'trainer_type="SFT"'
             )
+        if mixture is None and config.model.mixture is not None:
+            raise ConfigError(
+                f"run {number}: mixture= is set by run_fit; give "
+                "train_dataset=mix({...}, weights=[...]) instead"
+            )
         if mixture is not None and not (
             prepared.follows_plan(config, mixture.rows) and args.get("remove_unused_columns", True)
         ):

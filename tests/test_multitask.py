@@ -472,6 +472,12 @@ GRPO = RFModelConfig(
             {"eval_dataset": EVALS},
             'got eval_loss; give metric_for_best_model="eval_support_loss" or "eval_code_loss"',
         ),
+        (
+            config().copy(mixture={"tasks": ["a"], "weights": [1]}),
+            ROWS,
+            {},
+            "mixture= is set by run_fit; give train_dataset=mix({...}, weights=[...]) instead",
+        ),
         (config(), mixture, {"eval_dataset": {"a": ROWS, "b": 1}}, "eval_dataset['b'] must be"),
     ],
 )

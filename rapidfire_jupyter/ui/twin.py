@@ -154,5 +154,5 @@ def told(value: Any) -> str:  # Any: JSON values
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return ", ".join(map(told, value))
+        return ", ".join(f"[{told(one)}]" if isinstance(one, list) else told(one) for one in value)
     return "" if value is None else str(value)[:300]

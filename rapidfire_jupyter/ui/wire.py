@@ -194,9 +194,9 @@ class Ping(TypedDict):
 class Order(TypedDict):
     """An op; `kind` is one of `ops.KINDS`.
 
-    `args` holds weight (boost), weights by task (mix), changes and warm (clone), num_train_epochs or
-    max_steps (resume), name, mode ("on", "dry-run", "off") and settings (policy; without settings
-    they stay). A clone form with several values sends one order each.
+    `args` holds weight (boost), weights by task (mix), changes and warm (clone), and for resume
+    num_train_epochs or max_steps; for policy name, mode ("on", "dry-run", "off") and settings,
+    which stay if they are left out. A clone form with several values sends one order each.
     """
 
     type: Literal["order"]

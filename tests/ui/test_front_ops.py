@@ -554,3 +554,40 @@ def test_samples_are_of_a_chunk_that_the_runs_shown_share_until_one_is_chosen(pa
     asked = [one["args"] for one in sent(page, "ask") if one["what"] == "samples"]
     assert asked[0]["chunk"] is None and len(asked[0]["runs"]) == 6
     assert {"chunk": None, "runs": [1, 2]} in asked
+
+
+MIXED = {
+    "constants": {"mixture.tasks": ["support", "code"], "mixture.weights": [0.5, 0.5]},
+    "varying": ["training_args.learning_rate"],
+}
+
+
+def test_tasks_of_a_mixture_are_weighed_anew_and_as_before_by_undo(page):
+    changed = {"mixture.weights": [[0, [0.5, 0.5]], [16, [0.8, 0.2]]]}
+    show(page, {"head": MIXED, "rows": {2: {"params": changed, "status": "stopped"}}})
+    page.locator("tr[data-run='2'] [data-op=mix]").click()
+    form = page.locator(".rf-form")
+    support, code = form.get_by_label("support"), form.get_by_label("code")
+    submit = form.get_by_role("button", name="Mix anew")
+
+    assert (support.input_value(), code.input_value()) == ("0.8", "0.2")
+    support.fill("-1")
+    submit.click()
+    assert "weight of support must be a number from 0 on" in form.locator(".rf-error").inner_text()
+    support.fill("1")
+    code.fill("3")
+    assert "25 %" in form.inner_text() and "75 %" in form.inner_text()
+    submit.click()
+    page.evaluate("kernel.settle()")
+    page.locator(".rf-notices").get_by_role("button", name="Undo").click()
+
+    assert orders(page) == [
+        ("mix", 2, {"weights": {"support": 1, "code": 3}}),
+        ("mix", 2, {"weights": {"support": 0.8, "code": 0.2}}),
+    ]
+
+
+def test_only_a_mixture_offers_to_mix(page):
+    show(page)
+
+    assert page.locator("[data-op=mix]:visible").count() == 0

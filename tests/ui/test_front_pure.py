@@ -285,6 +285,13 @@ def test_lines_are_thinned_to_pixels_with_their_extremes(js):
     assert found[1] == 50
 
 
+def test_a_list_in_a_list_keeps_its_brackets(js):
+    assert js("showValue([0.5, 0.5])") == "0.5, 0.5"
+    assert (
+        js("showValue([[0, [0.5, 0.5]], [16, [0.8, 0.2]]])") == "[0, [0.5, 0.5]], [16, [0.8, 0.2]]"
+    )
+
+
 def test_magic_lines_are_those_of_the_verbs(js):
     from rapidfire_jupyter.verbs import parse
 

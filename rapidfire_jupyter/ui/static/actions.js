@@ -9,10 +9,16 @@ const RUN_OPS = /** @type {const} */ ({
   stop: { label: "Stop", icon: "stop" },
   resume: { label: "Resume", icon: "play" },
   clone: { label: "Clone", icon: "clone" },
+  mix: { label: "Mix", icon: "mix" },
   less: { label: "Boost less", icon: "minus" },
   more: { label: "Boost more", icon: "plus" },
   delete: { label: "Delete", icon: "trash" },
 });
+
+/** Whether an op is one for this experiment at all: only tasks of a mixture can be weighed. */
+function offered(/** @type {Head | null} */ head, /** @type {string} */ kind) {
+  return kind !== "mix" || tasksOf(head).length > 0;
+}
 
 /** Why no op at all is possible; "" if they are. */
 function locked(/** @type {Head | null} */ head) {
@@ -34,7 +40,7 @@ function refusal(/** @type {Head | null} */ head, /** @type {Row} */ row, /** @t
     if (["stopped", "failed", "completed"].includes(row.status)) return "";
     return row.status === "paused" ? "paused with the experiment: use Resume all" : `the run is ${row.status}`;
   }
-  if (kind === "less" || kind === "more" || kind === "boost")
+  if (kind === "less" || kind === "more" || kind === "boost" || kind === "mix")
     return [...WORKING, "stopped"].includes(row.status) ? "" : `the run is ${row.status}`;
   return "";
 }
@@ -103,6 +109,8 @@ function opposite(/** @type {Sent} */ sent, /** @type {number} */ now) {
     return sent.before === null ? null : { kind: "boost", run: sent.run, args: { weight: sent.before } };
   if (sent.kind === "policy")
     return sent.before === null ? null : { kind: "policy", run: null, args: { name: sent.args.name, ...sent.before } };
+  if (sent.kind === "mix")
+    return sent.before === null ? null : { kind: "mix", run: sent.run, args: { weights: sent.before } };
   /** @type {Record<string, string>} */
   const pairs = { stop: "resume", pause_all: "resume_all", resume_all: "pause_all", undelete: "delete" };
   if (sent.kind === "resume" && !Object.keys(sent.args).length) return { kind: "stop", run: sent.run, args: {} };
@@ -125,6 +133,7 @@ function act(view, kind, runs) {
     return [];
   }
   if (kind === "clone") return (view.openClone(/** @type {Row} */ (rows[0]).id), []);
+  if (kind === "mix") return (view.openMix(rows.map((row) => /** @type {Row} */ (row).id)), []);
   if (kind === "resume" && rows.every((row) => row?.status === "completed"))
     return (view.openLonger(rows.map((row) => /** @type {Row} */ (row).id)), []);
   const batch = randomId();
@@ -145,6 +154,7 @@ function actLines(/** @type {View} */ view, /** @type {string} */ kind, /** @typ
     .filter(Boolean)
     .map((row) => {
       const boost = kind === "less" || kind === "more";
+      if (kind === "mix") return magicLine(kind, row.id, { weights: sharesOf(view.state.head, row) });
       return magicLine(boost ? "boost" : kind, row.id, boost ? { weight: boosted(row.weight, kind === "more") } : {});
     })
     .join("\n");

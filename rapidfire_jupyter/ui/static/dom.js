@@ -9,6 +9,7 @@ const ICONS = {
   play: "M4.5 3v10l8-5z",
   stop: "M4 4h8v8H4z",
   clone: "M3 3h7v2H5v5H3zM6 6h7v7H6z",
+  mix: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 1.6v8.8a4.4 4.4 0 0 1 0-8.8z",
   plus: "M7 3h2v4h4v2H9v4H7V9H3V7h4z",
   minus: "M3 7h10v2H3z",
   trash: "M6 2h4v1h3v1.5H3V3h3zM4 5.5h8L11.3 14H4.7z",

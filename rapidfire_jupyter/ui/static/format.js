@@ -26,7 +26,8 @@ function showValue(/** @type {any} */ value) {
   if (typeof value === "number")
     return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? String(Number(value.toPrecision(5))) : showNumber(value);
   if (typeof value === "boolean") return value ? "True" : "False";
-  if (Array.isArray(value)) return value.map(showValue).join(", ");
+  if (Array.isArray(value))
+    return value.map((one) => (Array.isArray(one) ? `[${showValue(one)}]` : showValue(one))).join(", ");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 

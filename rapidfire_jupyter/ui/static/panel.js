@@ -32,6 +32,7 @@ function openPanel(/** @type {any} */ link, /** @type {HTMLElement} */ el) {
     ...{
       openClone: (run) => openForm(createClone(view, run)),
       openLonger: (runs) => openForm(createLonger(view, runs)),
+      openMix: (runs) => openForm(createMix(view, runs)),
       closeForm,
     },
     openTab: (key) => (closeForm(), tabs.open(key)),
@@ -259,6 +260,7 @@ function createFoot(/** @type {View} */ view) {
     );
     const rows = runs.map((run) => /** @type {Row} */ (view.state.rows.get(run))).filter(Boolean);
     for (const one of buttons) {
+      one.hidden = !offered(view.state.head, one.dataset.op);
       const reasons = rows.map((row) => refusal(view.state.head, row, one.dataset.op));
       const reason = rows.length
         ? reasons.every(Boolean)

@@ -174,7 +174,8 @@ function createTable(/** @type {View} */ view) {
     );
     const name = h("td", { tabindex: -1, class: "rf-pin rf-run" }, h("span", { class: "rf-cut" }));
     const cells = columns.map((column) => makeCell(column));
-    const ops = Object.keys(RUN_OPS).map((kind) => {
+    const offers = Object.keys(RUN_OPS).filter((kind) => offered(view.state.head, kind));
+    const ops = offers.map((kind) => {
       const { label, icon: symbol } = RUN_OPS[/** @type {keyof typeof RUN_OPS} */ (kind)];
       return button(`${label} run ${run}`, symbol, (event) => press(kind, run, event), {
         tabindex: -1,

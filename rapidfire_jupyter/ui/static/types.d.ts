@@ -94,7 +94,7 @@ interface Sent { batch?: string }
 interface View {
   id: string; root: HTMLElement; link: any; state: State; wish: Wish; theme: Theme; slots: Map<number, number>;
   ask(what: string, args?: Record<string, Json>, patienceMs?: number): Promise<{ data: any; buffer: DataView | null }>;
-  say(text: string): void; openClone(run: number): void; openLonger(runs: number[]): void; openTab(key: string): void; closeForm(): void;
+  say(text: string): void; openClone(run: number): void; openLonger(runs: number[]): void; openMix(runs: number[]): void; openTab(key: string): void; closeForm(): void;
   changed(): void; light(run: number | null): void; targets(): number[]; order(): number[]; picture(): any;
 }
 interface Column {
