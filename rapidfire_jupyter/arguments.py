@@ -72,6 +72,7 @@ WIDER: dict[str, Any] = {  # Any: type expressions
     "eval_strategy": Literal["chunk"],
     "save_strategy": Literal["chunk"],
     "LoraConfig.lora_alpha": float,
+    "LoraConfig.init_lora_weights": Literal["lora_ga"],
     "DPOConfig.loss_type": str | list[str],
     "GRPOConfig.scale_rewards": bool,
 }

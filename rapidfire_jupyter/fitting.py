@@ -40,8 +40,8 @@ from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.search import as_search, batch_note, mixed
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
-from rapidfire_jupyter.training import budget as budgets
 from rapidfire_jupyter.training import (
+    adapters,
     context,
     models,
     prepared,
@@ -50,6 +50,7 @@ from rapidfire_jupyter.training import (
     requirements,
     trainers,
 )
+from rapidfire_jupyter.training import budget as budgets
 from rapidfire_jupyter.training.metrics import judges_texts
 
 EXIT_SECONDS = 3.5
@@ -170,7 +171,8 @@ def start(
     fit.search = search if isinstance(search, RFOptuna) else None
     if fresh:
         print(search.describe())
-        for note in filter(None, (*notes, batch_note(configs), *findings, *_uneven(chunks))):
+        notes = [*notes, batch_note(configs), *_of_adapters(configs), *findings]
+        for note in filter(None, (*notes, *_uneven(chunks))):
             print(note)
         if chunks is not None:
             storage.write_json(folder / CHUNKS, chunks.to_dict())
@@ -269,7 +271,8 @@ def _check_config(
     context.bind(context.RunContext(io.StringIO()))
     try:
         args = trainers.training_arguments(config, request.seed, str(folder))
-        trainers.peft_object(config)
+        adapter = trainers.peft_object(config)
+        adapters.refuse_untrainable(config, adapter, request.create_model is None)
     except ConfigError as error:
         raise ConfigError(f"run {number}: {error}") from error
     except (ValueError, TypeError, ImportError) as error:
@@ -495,6 +498,12 @@ def _balanced(
             )
         return plan, None
     return balanced(train, plan, request.strategy, request.stratify)
+
+
+def _of_adapters(configs: list[RunConfig]) -> list[str]:
+    """What to tell of the configs' adapters, each once."""
+    told = (adapters.notes(config, trainers.peft_object(config)) for config in configs)
+    return list(dict.fromkeys(note for some in told for note in some))
 
 
 def _uneven(chunks: Balance | None) -> list[str]:

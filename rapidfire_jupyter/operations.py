@@ -140,7 +140,7 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
     changed = modify(config, op.args["changes"])
     encoded = encode(flatten(changed))
     fit.check_length(changed)
-    fit.executor.check_targets(changed)
+    fit.executor.check_adapter(changed)
     if not op.args.get("again"):
         for run in fit.state.runs.values():
             same = (run.parent, run.warm) == (op.run, op.args["warm"]) and (

@@ -194,7 +194,14 @@ class RunView:
         return Peek.read(self.folder / "peek.json")
 
     def script(self) -> str:
-        """A plain TRL script that trains this very run, bit for bit."""
+        """A plain TRL script that trains this very run, bit for bit.
+
+        Functions and objects of the config are imported from their modules; those of a notebook
+        are in it as source, with the globals they use. For what has no source (a model as a
+        teacher, a lambda, two functions of one name) it calls `fill_in`, which stops the script
+        and says what to put there. Data sets and tokenizers are copied to the experiment's folder
+        `data`; tokens of the hub come from the environment's HF_TOKEN.
+        """
         from rapidfire_jupyter.training import script
 
         fit = self._experiment._fit

@@ -39,6 +39,7 @@ TRAINING = {
     "relief",
     "residency",
     "rewards",
+    "script",
     "storm",
     "suggestions",
     "token_budget",

@@ -7,6 +7,7 @@ import torch
 from oracle import assert_same, plain, sliced
 
 from rapidfire_jupyter import RFConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.errors import ConfigError, OpError
 
 TARGETS = ["q_proj", "v_proj"]
 
@@ -52,6 +53,15 @@ METHODS = {
         task_type="CAUSAL_LM",
     ),
     "prefix": RFConfig(peft.PrefixTuningConfig, num_virtual_tokens=4, task_type="CAUSAL_LM"),
+    "adalora": RFConfig(
+        peft.AdaLoraConfig, init_r=6, target_r=3, total_step=4, target_modules=TARGETS
+    ),
+    "boft": RFConfig(peft.BOFTConfig, boft_block_size=4, target_modules=TARGETS),
+    "kasa": lora(kasa_config=peft.KasaConfig()),  # rewrites what it targets
+    "shira": RFConfig(peft.ShiraConfig, r=4, target_modules=TARGETS),  # sparse tensors
+    "frod": RFConfig(peft.FrodConfig, target_modules=TARGETS),
+    "randlora": RFConfig(peft.RandLoraConfig, target_modules=TARGETS),
+    "tokens_only": RFConfig(peft.TrainableTokensConfig, token_indices=[3, 5, 7]),
     "full": None,
 }
 
@@ -105,3 +115,123 @@ def test_each_method_is_exact_beside_another_and_leaves_the_base_untouched(
     assert_same(sliced(run), plain(run, tmp_path / "plain"), method)
     loaded, _ = run.load_model()
     assert torch.isfinite(loaded(input_ids=torch.arange(4)[None]).logits).all()
+
+
+class AllocateRanks(tiny.Callback):
+    """What PEFT asks of a training loop with AdaLoRA, and TRL does not do."""
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+        model.base_model.update_and_allocate(state.global_step + 1)
+
+
+def adalora(**given):
+    return RFConfig(
+        peft.AdaLoraConfig,
+        **{"init_r": 6, "target_r": 2, "tinit": 1, "tfinal": 1, "total_step": 4, **given},
+        target_modules=TARGETS,
+    )
+
+
+def test_ranks_that_a_callback_allocates_are_those_of_plain_trl(experiment, tmp_path, capsys):
+    exp = experiment()
+    allocated = config("adalora", {"callbacks": [AllocateRanks()]})
+    allocated = allocated.copy(peft_config=adalora())
+
+    exp.run_fit(
+        [allocated, config("adalora")],
+        tiny.create_model,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        block=True,
+    )
+
+    for run in exp.runs:
+        assert run.status == "completed" and run.exact, (run.trace, run.exact)
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+    ranks = [{len(v) for n, v in sliced(run)[0].items() if "lora_E" in n} for run in exp.runs]
+    assert ranks[1] == {6} and min(ranks[0]) < 6
+    assert capsys.readouterr().out.count("all ranks stay 6; give a callback") == 1
+    notes = [e.data["notes"] for e in exp.events if e.kind == "run_prepared"]
+    assert any("AdaLoRA's importances" in note for note in notes[0]) and not notes[1]
+    loaded, _ = exp.run(1).load_model()
+    assert torch.isfinite(loaded(input_ids=torch.arange(4)[None]).logits).all()
+
+
+def eva_model(config):
+    """The way to EVA: an adapter that the user's function has initialised from data."""
+    model, tokenizer = tiny.create_model(config)
+    eva = peft.LoraConfig(
+        r=4,
+        target_modules=TARGETS,
+        init_lora_weights="eva",
+        eva_config=peft.EvaConfig(),
+        task_type="CAUSAL_LM",
+    )
+    model = peft.get_peft_model(model, eva)
+    rows = [tokenizer(row["prompt"] + row["completion"]) for row in tiny.sft_rows(32)]
+    batches = [dict(tokenizer.pad(rows[n : n + 8], return_tensors="pt")) for n in range(0, 32, 8)]
+    peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
+    return model, tokenizer
+
+
+def test_eva_is_made_in_create_model_fn_and_shared_by_its_runs(experiment, tmp_path):
+    exp = experiment()
+
+    exp.run_fit(
+        [config("full"), config("full", learning_rate=1e-3)],
+        eva_model,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        block=True,
+    )
+
+    assert exp._fit.executor.facts()["bases"] == 1
+    for run in exp.runs:
+        assert run.status == "completed" and run.exact, (run.trace, run.exact)
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+    made = [p for n, p in eva_model({"model_kwargs": {}})[0].named_parameters() if "lora_A" in n]
+    assert all(torch.allclose(p @ p.T, torch.eye(4), atol=1e-4) for p in made)  # as EVA makes them
+    loaded, _ = exp.run(1).load_model()
+    saved = sliced(exp.run(1))[0]
+    there = {n.replace(".default", ""): p for n, p in loaded.named_parameters()}
+    assert all(torch.equal(there[n], value) for n, value in saved.items())
+
+
+REFUSED = {
+    "eva": (lora(init_lora_weights="eva"), "initialize_lora_eva_weights, return that model"),
+    "cpt": (RFConfig(peft.CPTConfig, task_type="CAUSAL_LM"), "use PromptTuningConfig"),
+    "adaption": (
+        RFConfig(peft.AdaptionPromptConfig, adapter_len=4, task_type="CAUSAL_LM"),
+        "use PrefixTuningConfig",
+    ),
+    "multitask": (
+        RFConfig(peft.MultitaskPromptTuningConfig, num_tasks=2, num_virtual_tokens=2),
+        "needs task_ids",
+    ),
+    "poly": (RFConfig(peft.PolyConfig, r=4, target_modules=TARGETS), "use RFLoraConfig"),
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_what_trl_cannot_train_is_refused_in_the_cell(experiment, method):
+    adapter, text = REFUSED[method]
+    exp = experiment()
+
+    with pytest.raises(ConfigError, match=text) as refused:
+        exp.run_fit(config("plain").copy(peft_config=adapter), tiny.create_model, tiny.sft_rows(16))
+
+    assert str(refused.value).startswith("run 1: ") and "\n" not in str(refused.value)
+
+
+def test_an_initialisation_from_data_is_refused_for_a_base_that_nothing_has_prepared(experiment):
+    for init in ("corda", "lora_ga"):
+        with pytest.raises(ConfigError, match="in a create_model_fn, or use"):
+            experiment(init).run_fit(
+                config("plain").copy(peft_config=lora(init_lora_weights=init)),
+                None,
+                tiny.sft_rows(16),
+            )
+    exp = experiment()
+    exp.run_fit(config("plain"), tiny.create_model, tiny.sft_rows(16), num_chunks=2, block=True)
+    with pytest.raises(OpError, match="needs data"):
+        exp.clone(1, {"peft_config.init_lora_weights": "eva"}).wait(60)

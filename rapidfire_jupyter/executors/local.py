@@ -15,6 +15,7 @@ import torch
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import (
+    adapters,
     checkpoints,
     messages,
     models,
@@ -188,12 +189,14 @@ class LocalExecutor:
         self._rehearsals.clear()
         self._prepared.clear()
 
-    def check_targets(self, config: RunConfig) -> None:
-        """Refuse an adapter that does not fit its base, if that is loaded. Any thread.
+    def check_adapter(self, config: RunConfig) -> None:
+        """Refuse an adapter that cannot train, or does not fit its base, if loaded. Any thread.
 
         Raises:
-            ConfigError: It names modules that the base does not have.
+            ConfigError: Says why; or it names modules that the base does not have.
         """
+        by_name = self.create_model is models.default_create_model
+        adapters.refuse_untrainable(config, trainers.peft_object(config), by_name)
         for base in list(self._bases):
             if models.serves(base, config, self.create_model):
                 models.check_targets(base.model, config.model.peft_config)

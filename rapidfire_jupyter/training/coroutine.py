@@ -29,6 +29,7 @@ from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
 from rapidfire_jupyter.training import (
+    adapters,
     answering,
     checkpoints,
     estimates,
@@ -120,6 +121,7 @@ class Coroutine:
         self._context: Any = None
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
+        self._peft_config: Any = None
         self._save_wanted = False
         self._mark: rollback.Mark | None = None  # where weights and optimizer still are
         self._may_mark = False
@@ -388,7 +390,7 @@ class Coroutine:
         assert task is not None
         set_seed(task.data.seed)
         base = task.base()
-        peft_config = trainers.peft_object(task.config)
+        peft_config = self._peft_config = trainers.peft_object(task.config)
         if task.room is not None and peft_config is None:
             task.room.build(base.name, base.trainable_bytes())
         seed = trainers.run_seed(task.config, task.data.seed)
@@ -455,6 +457,9 @@ class Coroutine:
             reasons.append("its batches are made with random numbers; a restart cannot repeat them")
         if getattr(self._trainer.args, "sync_ref_model", False):
             reasons.append("sync_ref_model moves its reference, which began anew at a restart")
+        task = self._task
+        if task is not None and adapters.keeps_importances(task.config, self._peft_config):
+            reasons.append("AdaLoRA's importances of ranks are in no checkpoint and began anew")
         for callback in self._trainer.callback_handler.callbacks:
             ours = isinstance(callback, _Watcher) or type(callback).__module__.startswith(
                 "transformers."

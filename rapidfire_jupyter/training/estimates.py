@@ -216,6 +216,8 @@ class _Saved:
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Called with each tensor that is kept; it is kept as it is."""
+        if tensor.layout is not torch.strided:  # sparse: small, and without a storage to count
+            return tensor
         storage = tensor.untyped_storage()
         where, size_bytes = storage.data_ptr(), storage.nbytes()
         if where not in self._weights:

@@ -21,12 +21,11 @@ from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, RapidFireError
+from rapidfire_jupyter.training import adapters
 
 CreateModel = Callable[[Mapping[str, Any]], tuple[Any, Any]]  # Any: a user's model and tokenizer
 
-# LoRA initialisations that write into the weights they target (PEFT's own names).
 NEW_HEAD = "rapidfire_new_head"  # a model's attribute: parameters its checkpoint did not have
-_REWRITING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class ModelConfig(Mapping[str, Any]):
@@ -233,27 +232,27 @@ def check_adapter_reaches(model: Any) -> None:
     """
     peft_config: Any = getattr(model, "peft_config", {}).get("default")
     beside = ("modules_to_save", "trainable_tokens")  # they would show in the logits anyway
-    adapters = [
+    trained = [
         p
         for n, p in model.named_parameters()
         if p.requires_grad and peft_config is not None and not any(word in n for word in beside)
     ]
-    if not adapters:
+    if not trained:
         return
     # Prompt learning puts its tokens before the base's; the base itself stays as it is.
     ways = (model,) if peft_config.is_prompt_learning else (model, model.get_base_model())
-    device = adapters[0].device
+    device = trained[0].device
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     ids = torch.arange(4, device=device).remainder(vocabulary)[None]  # (1, 4)
     training = model.training
     model.eval()
-    kept = [p.detach().clone() for p in adapters]
+    kept = [p.detach().clone() for p in trained]
     with torch.no_grad():
         before = [_logits(m, ids) for m in ways]
-        for parameter in adapters:
+        for parameter in trained:
             parameter.add_(0.5)
         after = [_logits(m, ids) for m in ways]
-        for parameter, value in zip(adapters, kept, strict=True):
+        for parameter, value in zip(trained, kept, strict=True):
             parameter.data = value
     model.train(training)
     for what, old, new in zip(("forward", "generate"), before, after, strict=False):
@@ -314,6 +313,9 @@ def with_weights(model: Any, tokenizer: Any, source: Path) -> tuple[Any, Any]:
     if (source / "adapter_config.json").exists():
         from peft import PeftModel
 
+        if isinstance(model, PeftModel):  # its own adapter gives way to the saved one
+            prompts = model.active_peft_config.is_prompt_learning
+            model = model.get_base_model() if prompts else model.unload()
         return PeftModel.from_pretrained(model, str(source)), tokenizer
     return type(model).from_pretrained(str(source), dtype=model.dtype), tokenizer
 
@@ -350,8 +352,7 @@ def private_names(base: Base, peft_config: Any) -> set[str]:
     bias = getattr(peft_config, "bias", "none")
     if bias != "none":
         private |= {n for n, _ in base.model.named_parameters() if n.endswith(".bias")}
-    init = getattr(peft_config, "init_lora_weights", True)
-    if isinstance(init, str) and init.lower().startswith(_REWRITING_INITS):
+    if adapters.rewrites_base(peft_config):
         private |= {n for n, p in base.model.named_parameters() if p.dim() == 2}
     return private
 

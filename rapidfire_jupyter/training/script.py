@@ -1,18 +1,14 @@
 """The plain TRL script of a run: no engine, no chunks, the same numbers bit for bit.
 
-It carries the user's functions as source, with the globals they use, and reads the data sets from a
-copy beside it. Functions that cannot be written out (built in a loop, bound to live objects) are
-imported from their module where they have one, and named in a comment where they have none.
+It reads the data sets from a copy beside it. Functions and objects of the config are in it as
+`source.py` writes them: imported, or as source; what has none is a place to fill in.
 
 Any: the user's functions and callbacks, and values of configs.
 """
 
 import dataclasses
 import inspect
-import math
-import textwrap
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,8 @@ from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.mixing import mixed_rows, tasks_rows, turns
 from rapidfire_jupyter.data.plan import ChunkPlan, shuffled_order, stratified_order
 from rapidfire_jupyter.data.sets import fingerprint
-from rapidfire_jupyter.encoding import globals_of
 from rapidfire_jupyter.training import frozen, models, prepared, token_budget, trainers
+from rapidfire_jupyter.training.source import Writer
 
 _ORDER = '''
 {function}
@@ -88,7 +84,7 @@ def plain_trl(
         chunk_ends: Steps at which its chunks end, for the strategies "chunk".
     """
     train_path = _saved(folder / "data", "train", sets[0], sets[0] is data.train)
-    writer = _Writer()
+    writer = Writer(folder / "data")
     trainer_class, args_class = trainers.trainer_classes(config)
     ours = trainers.own_arguments(config)
     for one in (args_class,) if ours else (args_class, trainer_class):
@@ -136,7 +132,7 @@ def plain_trl(
     body += [
         f"args = {args_class.__name__}(",
         '    output_dir="plain_trl",',
-        *[f"    {k}={writer.value(v)}," for k, v in values.items()],
+        *[f"    {k}={writer.value(v, k)}," for k, v in values.items()],
         ")",
         f"trainer = {trainer_class.__name__}(",
         "    model=model,",
@@ -217,83 +213,22 @@ def _order(folder: Path, plan: ChunkPlan, config: RunConfig) -> str:
 
 def _saved(folder: Path, name: str, dataset: Any, given: bool) -> str:
     """Save a data set; one that is not as the user gave it has its content in its name."""
+    import datasets
+
     target = folder / (name if given else f"{name}-{fingerprint(dataset)}")
     if not target.exists():
-        dataset.save_to_disk(str(target))
+        silent = datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()
+        try:
+            dataset.save_to_disk(str(target))
+        finally:
+            if not silent:
+                datasets.enable_progress_bars()
     return str(target)
 
 
-class _Writer:
-    """Collects what the script must import and define."""
-
-    def __init__(self) -> None:
-        self.imports: list[str] = []
-        self.sources: list[str] = []
-        self._names: dict[int, str] = {}
-
-    def need(self, line: str) -> None:
-        if line not in self.imports:
-            self.imports.append(line)
-
-    def name_of(self, thing: Any) -> str:
-        """Make a function or class usable in the script, and give its name. Any: a callable."""
-        if id(thing) in self._names:
-            return self._names[id(thing)]
-        name = getattr(thing, "__name__", type(thing).__name__)
-        module = getattr(thing, "__module__", "__main__")
-        self._names[id(thing)] = name
-        if str(module).startswith("trl.trainer."):
-            module = "trl"
-        if module not in ("__main__", None) and "<locals>" not in getattr(
-            thing, "__qualname__", name
-        ):
-            self.need(f"from {module} import {name}")
-            return name
-        try:
-            source = textwrap.dedent(inspect.getsource(thing))
-        except (OSError, TypeError):
-            self.sources.append(f"# {name}: its source is not known; define it here")
-            return name
-        for used, value in _used_by(thing).items():
-            if isinstance(value, types.ModuleType):
-                self.need(f"import {value.__name__} as {used}")
-            elif callable(value):
-                self.name_of(value)
-            else:
-                self.sources.append(f"{used} = {value!r}")
-        self.sources.append(source)
-        return name
-
-    def value(self, value: Any) -> str:
-        """Python source of a value. Any: hyperparameter values."""
-        if isinstance(value, torch.dtype):
-            return str(value)
-        if isinstance(value, Mapping):
-            return "{" + ", ".join(f"{k!r}: {self.value(v)}" for k, v in value.items()) + "}"
-        if isinstance(value, list | tuple):
-            inner = ", ".join(self.value(v) for v in value)
-            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f'float("{value}")'
-        if isinstance(value, str | int | float | bool | type(None) | bytes):
-            return repr(value)
-        if hasattr(value, "value") and isinstance(value.value, str):  # an enum of transformers
-            return repr(value.value)
-        return self.name_of(value) if callable(value) else repr(value)
-
-
-def _used_by(thing: Any) -> dict[str, Any]:
-    """What a function or class names but does not define: globals, and base classes."""
-    if not isinstance(thing, type):
-        return globals_of(thing)
-    used = {base.__name__: base for base in thing.__bases__ if base is not object}
-    for part in vars(thing).values():
-        used.update(globals_of(part))
-    return used
-
-
 def _model_lines(
-    writer: _Writer, create_model: Callable[..., Any], config: RunConfig, seed: int
+    writer: Writer, create_model: Callable[..., Any], config: RunConfig, seed: int
 ) -> list[str]:
     call = _model_call(writer, create_model, config)
     lines = [f"model, tokenizer = {call}"]
@@ -302,33 +237,40 @@ def _model_lines(
     return lines
 
 
-def _model_call(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
+def _model_call(writer: Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
     reads = models.ModelConfig(config)
     values = {key: reads[key] for key in reads}
-    values.pop("tokenizer", None) if not isinstance(values.get("tokenizer"), str | None) else None
-    return f"{writer.name_of(create_model)}({writer.value(values)})"
+    inner = ", ".join(f"{k!r}: {writer.value(v, k)}" for k, v in values.items())
+    return f"{writer.name_of(create_model)}({{{inner}}})"
 
 
-def _keywords(writer: _Writer, config: RunConfig) -> dict[str, str]:
+def _keywords(writer: Writer, config: RunConfig) -> dict[str, str]:
     model = config.model
-    keywords = {k: writer.value(v) for k, v in (model.trainer_kwargs or {}).items()}
+    keywords = {k: writer.value(v, k) for k, v in (model.trainer_kwargs or {}).items()}
     if model.peft_config is not None:
         given = getattr(model.peft_config, "given", None)
         target = getattr(model.peft_config, "target", ("peft", type(model.peft_config).__name__))
         writer.need(f"from {target[0]} import {target[1]}")
         values = given if given is not None else _peft_given(model.peft_config)
-        inner = ", ".join(f"{k}={writer.value(v)}" for k, v in values.items())
+        inner = ", ".join(f"{k}={writer.value(v, k)}" for k, v in values.items())
         keywords["peft_config"] = f"{target[1]}({inner})"
     takes = trainers.keywords_of(trainers.trainer_classes(config)[0])
     if "reward_funcs" in takes and model.reward_funcs is not None:
-        keywords["reward_funcs"] = writer.value(model.reward_funcs)
+        keywords["reward_funcs"] = _rewards(writer, model.reward_funcs)
     if "compute_metrics" in takes and model.compute_metrics is not None:
-        keywords["compute_metrics"] = writer.name_of(model.compute_metrics)
+        keywords["compute_metrics"] = writer.value(model.compute_metrics, "compute_metrics")
     if model.data_collator is not None:
-        keywords["data_collator"] = writer.value(model.data_collator)
+        keywords["data_collator"] = writer.value(model.data_collator, "data_collator")
     if model.callbacks:
-        keywords["callbacks"] = f"[{', '.join(_callback(writer, c) for c in model.callbacks)}]"
+        keywords["callbacks"] = f"[{', '.join(writer.callback(c) for c in model.callbacks)}]"
     return keywords
+
+
+def _rewards(writer: Writer, given: Any) -> str:
+    """Reward functions one by one, so that each of which there is no source is named."""
+    if not isinstance(given, list | tuple):
+        return writer.value(given, "reward_funcs")
+    return f"[{', '.join(writer.value(one, 'reward_funcs') for one in given)}]"
 
 
 def _peft_given(peft_config: Any) -> dict[str, Any]:
@@ -339,7 +281,7 @@ def _peft_given(peft_config: Any) -> dict[str, Any]:
     return {n: v for n, v in values.items() if n != "peft_type" and v != getattr(plain, n)}
 
 
-def _reference(writer: _Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
+def _reference(writer: Writer, create_model: Callable[..., Any], config: RunConfig) -> str:
     """The reference model of DPO and KTO, where TRL does not make it from the adapter's base."""
     model = config.model
     if "ref_model" in (model.trainer_kwargs or {}):
@@ -351,14 +293,3 @@ def _reference(writer: _Writer, create_model: Callable[..., Any], config: RunCon
     if frozen.base_is_reference(config):
         return f"{_model_call(writer, create_model, config)}[0].eval()"
     return ""
-
-
-def _callback(writer: _Writer, callback: Any) -> str:
-    if isinstance(callback, type):
-        return f"{writer.name_of(callback)}()"
-    state = getattr(callback, "state", None)
-    name = writer.name_of(type(callback))
-    if callable(state):
-        args = state().get("args", {})
-        return f"{name}({', '.join(f'{k}={writer.value(v)}' for k, v in args.items())})"
-    return f"{name}()"
