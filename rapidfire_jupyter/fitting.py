@@ -281,6 +281,12 @@ def _check_config(
         context.bind(None)
     if args.fp16 and trainers_on_cpu():
         raise ConfigError(f"run {number}: fp16=True needs a GPU, found none; use bf16=True")
+    template = getattr(args, "chat_template_path", None)
+    if template and not template.endswith((".jinja", ".j2")):
+        raise ConfigError(
+            f"run {number}: chat_template_path={template!r} adds tokens to a base that runs share; "
+            "call trl.clone_chat_template in create_model_fn, or give a .jinja file"
+        )
     if args.max_steps <= 0 and not hasattr(train, "__len__"):
         raise ConfigError(
             f"run {number}: a streaming train_dataset needs max_steps in its training_args"

@@ -10,6 +10,7 @@ import pytest
 
 # They train, open a kernel or a browser: too long for `make test-fast`.
 TRAINING = {
+    "changed_bases",
     "checkpoints",
     "deciding",
     "exactness",

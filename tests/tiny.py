@@ -67,7 +67,7 @@ def tokenizer():
     return made
 
 
-def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0, scores=False):
+def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0, scores=False, tied=False):
     """A Llama of random weights; the caller's random streams stay as they were.
 
     With `scores` it gives one number for a text instead of tokens.
@@ -93,6 +93,7 @@ def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0, scores=
                 num_attention_heads=4,
                 num_key_value_heads=2,
                 attention_dropout=dropout,
+                tie_word_embeddings=tied,
                 max_position_embeddings=512,
                 pad_token_id=0,
                 bos_token_id=1,
@@ -104,7 +105,7 @@ def model(hidden=32, layers=2, dropout=0.0, dtype=torch.float32, seed=0, scores=
 
 
 def create_model(config):
-    """create_model_fn of the tests; `model_kwargs` may set dropout, dtype, hidden, layers, seed."""
+    """create_model_fn of the tests; `model_kwargs` may set the arguments of `model`."""
     kwargs = dict(config["model_kwargs"])
     if isinstance(kwargs.get("dtype"), str):
         kwargs["dtype"] = getattr(torch, kwargs["dtype"])

@@ -196,10 +196,12 @@ class LocalExecutor:
             ConfigError: Says why; or it names modules that the base does not have.
         """
         by_name = self.create_model is models.default_create_model
-        adapters.refuse_untrainable(config, trainers.peft_object(config), by_name)
+        adapter = trainers.peft_object(config)
+        adapters.refuse_untrainable(config, adapter, by_name)
         for base in list(self._bases):
             if models.serves(base, config, self.create_model):
-                models.check_targets(base.model, config.model.peft_config)
+                models.check_targets(base.model, adapter)
+                adapters.refuse_on_base(config, adapter, base.model)
 
     def check_bases(self) -> None:
         """Check that no run has changed a shared base.

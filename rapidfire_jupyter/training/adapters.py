@@ -61,6 +61,28 @@ def refuse_untrainable(config: RunConfig, peft_config: Any, loaded_by_name: bool
         )
 
 
+def refuse_on_base(config: RunConfig, peft_config: Any, model: Any) -> None:
+    """Refuse an adapter that fails on this base.
+
+    Raises:
+        ConfigError: TRL's loss would read a tied head that PEFT wraps for the sake of trained
+            tokens, and fail.
+    """
+    tokens = getattr(peft_config, "trainable_token_indices", None) or (
+        _kind_of(peft_config) == "TRAINABLE_TOKENS"
+    )
+    head = model.get_output_embeddings() if tokens and config.trainer.rows != "Reward" else None
+    if head is not None and config.trainer.cls is None:
+        embeddings = model.get_input_embeddings()
+        if head.weight is embeddings.weight:
+            name = next(n for n, m in model.named_modules() if m is embeddings).rpartition(".")[2]
+            raise ConfigError(
+                "trained tokens (trainable_token_indices) need a base whose head and embeddings "
+                f"are not tied, for TRL's loss; use target_modules=[..., {name!r}], or "
+                f"modules_to_save=[{name!r}] with ensure_weight_tying=True"
+            )
+
+
 def notes(config: RunConfig, peft_config: Any) -> tuple[str, ...]:
     """What to tell of an adapter before it trains."""
     if _kind_of(peft_config) == "ADALORA" and not _allocates_ranks(config):

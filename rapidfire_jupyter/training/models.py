@@ -145,6 +145,7 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
         seed: The run's; what the base's checkpoint had no weights for is drawn from it.
     """
     check_targets(base.model, peft_config)
+    adapters.refuse_on_base(config, peft_config, base.model)
     private = private_names(base, peft_config) | set(getattr(base.model, NEW_HEAD, ()))
     memo: dict[int, Any] = {id(p): p for n, p in base.model.named_parameters() if n not in private}
     model = copy.deepcopy(base.model, memo)
