@@ -120,6 +120,12 @@ _IN_BITS = (
     "load_in_4bit=True)}) and an adapter (QLoRA); this needs bitsandbytes"
 )
 
+_IN_HOST_MEMORY = (
+    "activations are kept in the precision of training; gradient_checkpointing=True makes most of "
+    "them anew, and activation_offloading=True keeps them in host memory (on a GPU)"
+)
+_NOTHING_IS_SENT = 'gradients are not sent anywhere on one device; optim="adamw_8bit" saves memory'
+
 # Names that are gone, and what does the same today.
 GONE: dict[str, str] = {
     "max_prompt_length": "TRL no longer cuts prompts; max_length (DPO: prompt and answer together) "
@@ -139,11 +145,15 @@ GONE: dict[str, str] = {
     "split_batches": 'use accelerator_config={"split_batches": True}',
     "dispatch_batches": 'use accelerator_config={"dispatch_batches": True}',
     "fp8": "training here is in float32, bf16 or fp16; use bf16=True, or a base in 4 bits",
+    "mixed_precision": "use bf16=True or fp16=True",
     "int8": _IN_BITS,
     "load_in_8bit": _IN_BITS,
     "load_in_4bit": _IN_BITS,
-    "gradient_compression": "gradients are not sent anywhere on one device; "
-    'optim="adamw_8bit" saves memory',
+    "int8_activations": _IN_HOST_MEMORY,
+    "quantize_activations": _IN_HOST_MEMORY,
+    "gradient_compression": _NOTHING_IS_SENT,
+    "onebit_adam": _NOTHING_IS_SENT,
+    "powersgd": _NOTHING_IS_SENT,
     "num_gpus": "leave it out; runs take turns on one device",
     "train_dataset": "give it to run_fit",
     "eval_dataset": "give it to run_fit",

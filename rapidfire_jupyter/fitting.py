@@ -281,6 +281,7 @@ def _check_config(
         context.bind(None)
     if args.fp16 and trainers_on_cpu():
         raise ConfigError(f"run {number}: fp16=True needs a GPU, found none; use bf16=True")
+    _check_smoothing(number, config, args)
     template = getattr(args, "chat_template_path", None)
     if template and not template.endswith((".jinja", ".j2")):
         raise ConfigError(
@@ -371,6 +372,24 @@ def _check_best_metric(number: int, args: Mapping[str, Any], names: list[str]) -
         )
 
 
+def _check_smoothing(number: int, config: RunConfig, args: Any) -> None:
+    """Refuse label smoothing where TRL's loss would pass over it in silence."""
+    given, kind = args.label_smoothing_factor, config.trainer
+    if not given or kind.cls is not None:
+        return
+    if kind.rows != "SFT":
+        other = "use label_smoothing" if kind.rows == "DPO" else "leave it out"
+        raise ConfigError(
+            f"run {number}: label_smoothing_factor={given} is not used by TRL's loss for "
+            f"{kind.name}; {other}"
+        )
+    if args.loss_type != "nll":
+        raise ConfigError(
+            f"run {number}: label_smoothing_factor={given} is not used with "
+            f"loss_type={args.loss_type!r}; use loss_type='nll', or leave it out"
+        )
+
+
 def _check_data(
     configs: list[RunConfig], train: Any, evaluation: Any, create_model: Any
 ) -> list[str]:
@@ -450,7 +469,8 @@ def _check_process_wide(configs: list[RunConfig]) -> None:
                 f"{name} is one setting for the whole process, got several values; give all "
                 "configurations the same, or use a second experiment in another kernel"
             )
-    if any(trainers.given_args(config).get("torch_compile") for config in configs):
+    compiling = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    if any(trainers.given_args(c).get(name) for c in configs for name in compiling):
         import torch._dynamo
 
         limit = 8 + len(configs)  # each skeleton is compiled anew; past the limit nothing is

@@ -41,6 +41,7 @@ TRAINING = {
     "residency",
     "rewards",
     "script",
+    "settings",
     "storm",
     "suggestions",
     "token_budget",

@@ -1,10 +1,20 @@
 """What a frozen reference says is computed once for runs that meet the same batches."""
 
+from typing import ClassVar
+
 import pytest
 import tiny
 from oracle import assert_same, plain, sliced
 
-from rapidfire_jupyter import List, RFDPOConfig, RFKTOConfig, RFLoraConfig, RFModelConfig
+from rapidfire_jupyter import (
+    List,
+    RFDPOConfig,
+    RFGRPOConfig,
+    RFKTOConfig,
+    RFLoraConfig,
+    RFModelConfig,
+    RFRLOOConfig,
+)
 
 ARGS = {"per_device_train_batch_size": 4, "logging_steps": 1}
 
@@ -81,3 +91,60 @@ def test_a_dropout_in_the_reference_stays_each_runs_own(experiment, tmp_path):
 
     for run in exp.runs:
         assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+def parts(trainer):
+    return {p.data_ptr() for p in trainer.ref_model.parameters()}
+
+
+class Where(tiny.Callback):
+    """Notes where a run's reference lies."""
+
+    found: ClassVar = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        import inspect
+
+        frames = (info.frame.f_locals.get("self") for info in inspect.stack())
+        Where.found.append(next(parts(one) for one in frames if hasattr(one, "ref_model")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_grpo_and_rloo_of_all_weights_share_one_reference(experiment, tmp_path, kind, by_name):
+    folder = tmp_path / "base"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    Where.found.clear()
+    args = RFGRPOConfig if kind == "GRPO" else RFRLOOConfig
+    config = RFModelConfig(
+        str(folder),
+        reward_funcs=[tiny.reward_length],
+        callbacks=[Where],
+        training_args=args(
+            **ARGS, beta=0.1, learning_rate=List([1e-3, 1e-4]), num_generations=2,
+            max_completion_length=6,
+        ),
+    )  # fmt: skip
+    exp = experiment()
+
+    exp.run_fit(config, None if by_name else loaded, tiny.grpo_rows(8), num_chunks=2, block=True)
+
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert run.exact, run.exact
+    assert Where.found[0] == Where.found[1]
+    bases = exp._fit.executor._bases
+    on_base = {p.data_ptr() for p in bases[0].model.parameters()}
+    assert len(bases) == 1 and (Where.found[0] == on_base) is by_name
+    for run in exp.runs:
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+def loaded(config):
+    """A create_model_fn that loads by name, as the user could have changed it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    name = config["model_name"]
+    return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)

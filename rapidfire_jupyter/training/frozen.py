@@ -4,7 +4,10 @@ Any: models, and the keyword arguments of trainers, which share no type.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,8 +17,10 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.rewards import reward_list
 from rapidfire_jupyter.training import rewards
-from rapidfire_jupyter.training.models import Base
+from rapidfire_jupyter.training.models import Base, default_create_model
 from rapidfire_jupyter.training.prepared import Same
+
+_LOADING = ("GRPOTrainer", "RLOOTrainer")  # their modules load references by name
 
 
 class FrozenModels:
@@ -70,6 +75,59 @@ def frozen_keywords(
             for one in reward_list(config.model)
         ]
     return keywords
+
+
+@contextmanager
+def references_loaded_once(
+    config: RunConfig, args: Any, base: Base, frozen: FrozenModels
+) -> Iterator[None]:
+    """While a trainer is built: GRPO and RLOO get the reference they would load from `frozen`.
+
+    With beta > 0 and all weights trained, they load the model's name anew, each run its own copy.
+    The reference lies on the base's storage where that was loaded by the same name in the same way.
+    """
+    loader = "create_model_from_path"
+    modules = [sys.modules[c.__module__] for c in _ancestors(config) if c.__name__ in _LOADING]
+    apart = args.__dict__.get("sync_ref_model") or args.__dict__.get("cast_lm_head_to_fp32")
+    if config.model.peft_config is not None or not modules or apart:  # apart: it is written into
+        yield
+        return
+    module, thread = modules[0], threading.get_ident()
+    original = getattr(module, loader)
+
+    def load(model_id: str, *given: Any, **options: Any) -> Any:
+        if threading.get_ident() != thread:  # a user's own trainer, in a cell
+            return original(model_id, *given, **options)
+        if _loaded_by_name(config, base, model_id):
+            return sharing(base.model)
+        key = ("ref", model_id, repr(encode(options)))
+        return frozen.get(key, lambda: original(model_id, *given, **options))
+
+    setattr(module, loader, load)
+    try:
+        yield
+    finally:
+        setattr(module, loader, original)
+
+
+def _ancestors(config: RunConfig) -> tuple[Any, ...]:
+    import trl
+
+    kind = config.trainer
+    named = kind.cls is None and kind.name in ("GRPO", "RLOO")
+    cls = getattr(trl, f"{kind.name}Trainer") if named else kind.cls
+    return () if cls is None else cls.__mro__
+
+
+def _loaded_by_name(config: RunConfig, base: Base, model_id: str) -> bool:
+    """Whether the base is what loading `model_id` in the base's dtype would give."""
+    how = set(config.model.model_kwargs or {})
+    return (
+        base.create_model is default_create_model
+        and config.model.model_name == model_id
+        and not model_id.endswith(".gguf")
+        and how <= {"dtype", "torch_dtype", "attn_implementation", "trust_remote_code"}
+    )
 
 
 def base_is_reference(config: RunConfig) -> bool:

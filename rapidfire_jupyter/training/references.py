@@ -102,6 +102,8 @@ def _may_share(config: RunConfig, base: Base, peft_config: Any) -> bool:
         return False  # the reference is the adapter that the model came with
     if config.model.ref_model_name is not None:
         return True
+    if getattr(args, "neftune_noise_alpha", None) and peft_config is not None:
+        return False  # the noise reaches the reference, which is the same model
     if peft_config is None:
         return base_is_reference(config)
     return not private_names(base, peft_config)  # else the base under the adapter is the run's own

@@ -31,7 +31,7 @@ _OF_OPTIMIZERS = (
     ("anyprecision", "torchdistx", "torchdistx"),
     ("xla", "torch_xla", "torch-xla"),
     ("npu", "torch_npu", "torch-npu"),
-    ("8bit|4bit|paged|bnb|lion|ademamix", "bitsandbytes", "bitsandbytes"),
+    ("8bit|4bit|paged|bnb|lion|ademamix", "bitsandbytes", "bitsandbytes (extra qlora)"),
 )
 _LOADING = ("revision", "token", "cache_dir", "subfolder", "local_files_only")
 
@@ -50,6 +50,8 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
     if found is not None:
         _need(f"optim={optim!r}", found[1], found[2], 'use optim="adamw_torch_fused"')
     if values.get("use_liger_kernel"):
+        if not torch.accelerator.is_available():
+            raise ConfigError("use_liger_kernel=True needs a GPU, found none; leave it out")
         _need("use_liger_kernel=True", "liger_kernel", "liger-kernel", "leave it out")
     if values.get("use_vllm"):
         _need("use_vllm=True", "vllm", "vllm", "leave it out: transformers generates then")

@@ -22,7 +22,7 @@ from rapidfire_jupyter.data.mixing import mixed_rows, tasks_rows
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
 from rapidfire_jupyter.errors import ConfigError, DataError
 from rapidfire_jupyter.training import prepared, rewards
-from rapidfire_jupyter.training.frozen import FrozenModels, frozen_keywords
+from rapidfire_jupyter.training.frozen import FrozenModels, frozen_keywords, references_loaded_once
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
 from rapidfire_jupyter.training.requirements import check_packages
@@ -232,16 +232,17 @@ def build_trainer(
         keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
     if prepared.may_be_numbered(config, train):
         train = prepared.numbered(train, args, kept)
-    trainer = prepared.once(trainer_class, config, base.name, kept)(
-        model=model,
-        args=args,
-        train_dataset=train,
-        eval_dataset=evaluation,
-        processing_class=tokenizer,
-        callbacks=run_callbacks(config),
-        peft_config=peft_object(config),
-        **keywords,
-    )
+    with references_loaded_once(config, args, base, frozen):
+        trainer = prepared.once(trainer_class, config, base.name, kept)(
+            model=model,
+            args=args,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            processing_class=tokenizer,
+            callbacks=run_callbacks(config),
+            peft_config=peft_object(config),
+            **keywords,
+        )
     rewards.guard(trainer)
     max_tokens = token_budget(config)
     if max_tokens is not None:

@@ -76,7 +76,8 @@ def rehearse(trainer: Any) -> Draws:
         trainer.current_gradient_accumulation_steps = 1
         _checkpoint_layers(trainer)
         trainer.training_step(trainer.model_wrapped, batches[0], items)
-        from_step = stream_moved(fetched)
+        noise = getattr(trainer, "neftune_noise_alpha", None)  # added from the first step on
+        from_step = stream_moved(fetched) or bool(noise)
         trainer.model.zero_grad(set_to_none=True)
     return Draws(from_batch and not hasattr(trainer, "_buffered_inputs"), from_step)
 
