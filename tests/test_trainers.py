@@ -263,3 +263,34 @@ def test_reward_models_by_name_draw_their_heads_from_their_seeds_on_one_base(exp
     assert first != second
     model, _ = exp.run(1).load_model()
     assert model(input_ids=torch.arange(4)[None]).logits.shape == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["messages", "sharegpt", "prompt"])
+def test_answers_of_distillation_are_judged_by_what_its_conversations_hold(
+    experiment, teacher, layout
+):
+    config, _ = kind_of("Distillation", teacher)
+    turns = [(row["prompt"], row["completion"]) for row in tiny.sft_rows(12)]
+    rows = {
+        "messages": [
+            {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+            for q, a in turns
+        ],
+        "sharegpt": [
+            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
+            for q, a in turns
+        ],
+        "prompt": [{"prompt": q} for q, _ in turns],  # says nothing of the answer
+    }[layout]
+    exp = experiment()
+
+    exp.run_fit(
+        config, tiny.create_model, rows[:8], rows[8:], num_chunks=1, eval_budget=1.0, block=True
+    )
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    assert any("eval_bleu" in row for row in run.rows) is (layout != "prompt")
+    peek = run.peek().rows[0][0][0]
+    assert turns[0][1].strip() not in peek  # the trainer is given prompts only

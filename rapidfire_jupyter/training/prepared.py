@@ -143,14 +143,18 @@ def asked_sets(
     """The eval data in TRL's columns by task, prompts apart from answers; empty if not told."""
     if text_field(config) != "text":
         return {}
-    return _evals(config, evaluation, kept, tokenizer)
+    return _evals(config, evaluation, kept, tokenizer, answered=True)
 
 
 def _evals(
-    config: RunConfig, evaluation: Any, kept: PreparedData, tokenizer: Any
+    config: RunConfig,
+    evaluation: Any,
+    kept: PreparedData,
+    tokenizer: Any,
+    answered: bool = False,
 ) -> dict[str, Any]:
     return {
-        name: _in_columns(config, tasks.called(name), one, kept, tokenizer)
+        name: _in_columns(config, tasks.called(name), one, kept, tokenizer, answered)
         for name, one in tasks.by_name(evaluation).items()
     }
 
@@ -173,8 +177,14 @@ def format_set(config: RunConfig, what: str, dataset: Any) -> Any:
 
 
 def _in_columns(
-    config: RunConfig, what: str, dataset: Any, kept: PreparedData, tokenizer: Any
+    config: RunConfig,
+    what: str,
+    dataset: Any,
+    kept: PreparedData,
+    tokenizer: Any,
+    answered: bool = False,
 ) -> Any:
+    """A data set in TRL's columns; `answered` keeps answers that the trainer would not be given."""
     function = config.model.formatting_func
     if function is not None:
         dataset = _formatted(config, what, dataset, kept)
@@ -186,9 +196,11 @@ def _in_columns(
 
     def make() -> Any:
         layout = recognise(dataset, rows, what=what)
+        if answered and rows == "Distillation" and layout.kind in ("messages", "sharegpt"):
+            layout = recognise(dataset, "SFT", kind=layout.kind, what=what)
         return to_trl(dataset, layout, mapped_for, what)
 
-    return kept.get(lambda: ("columns", rows, template, Same(dataset)), make)
+    return kept.get(lambda: ("columns", rows, answered, template, Same(dataset)), make)
 
 
 def _formatted(config: RunConfig, what: str, dataset: Any, kept: PreparedData) -> Any:
