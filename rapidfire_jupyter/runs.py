@@ -121,13 +121,17 @@ class RunView:
         Raises:
             OpError: It has no weights yet, or its create_model_fn is not known in this kernel.
         """
+        from rapidfire_jupyter.data.mapping import chat_template
         from rapidfire_jupyter.training import checkpoints, models
 
         finished = self.folder / checkpoints.FINAL
         source = finished if not checkpoints.fault(finished) else self.checkpoint
         if source is None:
             raise OpError(f"run {self.id} has no checkpoint yet; wait for its first chunk")
-        return models.with_weights(*self._fresh_base(), source)
+        model, tokenizer = self._fresh_base()
+        if self.config.get("chat_template") is not None:
+            tokenizer.chat_template = chat_template(self.config["chat_template"])
+        return models.with_weights(model, tokenizer, source)
 
     def save(self, folder: "str | Path", merged: bool = False) -> Path:
         """Save its model, tokenizer and model card to a new folder.

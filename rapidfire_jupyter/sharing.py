@@ -4,6 +4,7 @@ Any: models, tokenizers, and hyperparameter values as JSON holds them.
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from rapidfire_jupyter import state
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.state import Run
+
+MOST_OFF = 0.1  # how far merged weights may move the logits, for their precision
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")  # the hub refuses a card with another base
 
 
 def save(model: Any, tokenizer: Any, card: str, folder: Path, merged: bool) -> Path:
@@ -28,14 +32,61 @@ def save(model: Any, tokenizer: Any, card: str, folder: Path, merged: bool) -> P
     if folder.exists() and any(folder.iterdir()):
         raise OpError(f"{folder} is not empty; give a new folder")
     if merged and hasattr(model, "peft_config"):
-        if not hasattr(model, "merge_and_unload") or model.active_peft_config.is_prompt_learning:
-            kind = model.active_peft_config.peft_type.value
-            raise OpError(f"an adapter of {kind} cannot be merged; save it with merged=False")
-        model = model.merge_and_unload()
+        model = _merged(model)
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
     return folder
+
+
+def _merged(model: Any) -> Any:
+    """The base with the adapter in its weights, checked to say what the two said.
+
+    Raises:
+        OpError: The adapter cannot be put into the weights.
+    """
+    kind = model.active_peft_config.peft_type.value
+    refused = f"an adapter of {kind} cannot be merged; save it with merged=False"
+    if not hasattr(model, "merge_and_unload") or model.active_peft_config.is_prompt_learning:
+        raise OpError(refused)
+    before = _says(model)
+    _untie(model)
+    try:
+        made = model.merge_and_unload()
+    except Exception as error:  # PEFT's methods refuse in ways of their own
+        raise OpError(f"{refused} ({error})") from error
+    head = made.get_output_embeddings()
+    if head is not None and not head.weight.equal(made.get_input_embeddings().weight):
+        made.config.get_text_config().tie_word_embeddings = False
+        made.config.tie_word_embeddings = False
+    off = float((_says(made) - before).abs().max() / before.abs().max())
+    if not off < MOST_OFF:
+        raise OpError(f"{refused} (merged, it would say something else: its logits differ)")
+    return made
+
+
+def _says(model: Any) -> Any:
+    """Logits of a few tokens."""
+    import torch
+
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.arange(5, device=device)[None]).logits.float()
+
+
+def _untie(model: Any) -> None:
+    """Part the head's weights from the embeddings', where an adapter goes into either.
+
+    Merged into weights that both use, it would change both, or go in twice.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch import nn
+
+    ends = model.get_base_model().get_input_embeddings(), model.get_output_embeddings()
+    if any(isinstance(end, BaseTunerLayer) for end in ends):
+        embeddings, head = (getattr(end, "base_layer", end) for end in ends)
+        if head is not None and head.weight is embeddings.weight:
+            head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
 
 
 def push(
@@ -51,9 +102,9 @@ def push(
     with tempfile.TemporaryDirectory() as folder:
         saved = save(model, tokenizer, card, Path(folder) / "model", merged)
         api = HfApi(token=token)
-        address = api.create_repo(repo_id, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=str(saved))
-    return str(address)
+        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repo.repo_id, folder_path=str(saved))
+    return str(repo)
 
 
 def card(run: Run, runs: Mapping[int, Run], events: list[Event], facts: Mapping[str, Any]) -> str:
@@ -66,7 +117,7 @@ def card(run: Run, runs: Mapping[int, Run], events: list[Event], facts: Mapping[
     adapter = any(key.startswith("peft_config") for key in run.config)
     kind = run.trainer_type
     head = {
-        "base_model": base,
+        **({"base_model": base} if _HUB_ID.fullmatch(base) else {}),
         "library_name": "peft" if adapter else "transformers",
         "tags": ["rapidfire-jupyter", "trl", kind.lower()],
     }
@@ -83,7 +134,7 @@ def card(run: Run, runs: Mapping[int, Run], events: list[Event], facts: Mapping[
         f"# {facts.get('name', '')}, run {run.id}: {run.name}",
         "",
         f"{kind} of `{base}` with rapidfire-jupyter and TRL; "
-        f" {run.status} at step {run.step} of {run.total_steps}.",
+        f"{run.status} at step {run.step} of {run.total_steps}.",
         "",
         "## Configuration",
         "",

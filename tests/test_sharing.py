@@ -1,12 +1,18 @@
 """A run's model in a folder, as a new base, and on the hub, with a card that says what it is."""
 
-import shutil
-
 import pytest
 import tiny
 import torch
+from hub import Hub
 
-from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter import (
+    RFConfig,
+    RFGRPOConfig,
+    RFLoraConfig,
+    RFModelConfig,
+    RFRewardConfig,
+    RFSFTConfig,
+)
 from rapidfire_jupyter.errors import OpError
 
 pytestmark = pytest.mark.slow
@@ -76,26 +82,132 @@ def test_the_card_tells_configuration_data_metrics_and_lineage(trained, tmp_path
         trained.save(folder)
 
 
-def test_push_uploads_what_save_saves(trained, tmp_path, monkeypatch):
-    import huggingface_hub
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub on this machine that huggingface_hub's own client talks to."""
+    from huggingface_hub import constants
 
-    class LocalHub:
-        """The two calls of the hub's client, into a folder."""
+    made = Hub()
+    monkeypatch.setattr(constants, "ENDPOINT", made.endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield made
+    made.close()
 
-        def __init__(self, token):
-            self.token = token
 
-        def create_repo(self, repo_id, private, exist_ok):
-            assert private and exist_ok
-            return f"https://hub.test/{repo_id}"
+def test_push_uploads_what_save_saves(trained, hub, tmp_path):
+    saved = trained.save(tmp_path / "adapter")
 
-        def upload_folder(self, repo_id, folder_path):
-            shutil.copytree(folder_path, tmp_path / "hub" / repo_id)
+    address = trained.push_to_hub("support-bot", token="hf_x")  # the hub puts the owner before it
 
-    monkeypatch.setattr(huggingface_hub, "HfApi", LocalHub)
+    there = {path: content for (_, path), content in hub.files.items()}
+    assert address == f"{hub.endpoint}/me/support-bot"
+    assert {name for name, _ in hub.files} == {"me/support-bot"}
+    assert hub.repositories == {"me/support-bot": hub.repositories["me/support-bot"]}
+    assert hub.repositories["me/support-bot"] in (True, "private")
+    assert hub.tokens >= {"Bearer hf_x"}
+    assert there == {path.name: path.read_bytes() for path in saved.iterdir()}
 
-    address = trained.push_to_hub("me/support-bot", token="hf_x")
 
-    files = {path.name for path in (tmp_path / "hub" / "me" / "support-bot").iterdir()}
-    assert address == "https://hub.test/me/support-bot"
-    assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= files
+def test_a_card_of_a_base_that_is_no_name_of_the_hub_is_taken_by_it(experiment, hub, tmp_path):
+    tiny.model().save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    exp = experiment()
+    exp.run_fit(config(str(tmp_path / "base")), None, tiny.sft_rows(12), num_chunks=1, block=True)
+
+    exp.run(1).push_to_hub("me/bot", merged=True, token="hf_x")
+
+    assert ("me/bot", "model.safetensors") in hub.files
+    card = hub.files["me/bot", "README.md"].decode()
+    assert card.startswith("---") and "base_model:" not in card
+
+
+MERGED = {
+    "dora": {"use_dora": True},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "saved embeddings": {"modules_to_save": ["embed_tokens"]},
+    "all": {"target_modules": "all-linear"},
+}
+
+
+@pytest.mark.parametrize("adapter", MERGED)
+def test_merged_weights_say_the_same_also_where_head_and_embeddings_are_tied(
+    experiment, tmp_path, adapter
+):
+    from transformers import AutoModelForCausalLM
+
+    exp = experiment()
+    given = config().copy(
+        peft_config=RFLoraConfig(**{"r": 4, "target_modules": ["q_proj"], **MERGED[adapter]}),
+        model_kwargs={"tied": True},
+    )
+    exp.run_fit(given, tiny.create_model, tiny.sft_rows(12), num_chunks=1, block=True)
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    before, _ = run.load_model()
+
+    folder = run.save(tmp_path / "merged", merged=True)
+
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(logits(merged), logits(before), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_merged_is_refused_and_nothing_is_saved(experiment, tmp_path):
+    import peft
+
+    prompts = RFConfig(peft.PromptTuningConfig, num_virtual_tokens=4, task_type="CAUSAL_LM")
+    exp = experiment()
+    exp.run_fit(
+        config().copy(peft_config=prompts),
+        tiny.create_model,
+        tiny.sft_rows(12),
+        num_chunks=1,
+        block=True,
+    )
+
+    with pytest.raises(OpError, match="PROMPT_TUNING cannot be merged; save it with merged=False"):
+        exp.run(1).save(tmp_path / "merged", merged=True)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_merged_reward_model_judges_new_runs(experiment, tmp_path):
+    tiny.model().save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    args = {"per_device_train_batch_size": 4, "max_steps": 2}
+    adapter = RFLoraConfig(r=4, target_modules=["q_proj"])
+    judge = RFModelConfig(
+        str(tmp_path / "base"), peft_config=adapter, training_args=RFRewardConfig(**args)
+    )
+    exp, other = experiment(), experiment("grpo")
+    exp.run_fit(judge, None, tiny.dpo_rows(8), num_chunks=1, block=True)
+
+    folder = exp.run(1).save(tmp_path / "judge", merged=True)
+    other.run_fit(
+        RFModelConfig(
+            str(tmp_path / "base"),
+            peft_config=adapter,
+            reward_funcs=str(folder),
+            training_args=RFGRPOConfig(**args, num_generations=2, max_completion_length=4),
+        ),
+        None,
+        tiny.grpo_rows(8),
+        num_chunks=1,
+        block=True,
+    )
+
+    assert other.run(1).status == "completed", other.run(1).trace
+
+
+def test_a_model_is_loaded_and_saved_with_the_chat_template_it_was_trained_with(
+    experiment, tmp_path
+):
+    from transformers import AutoTokenizer
+
+    exp = experiment()
+    given = config().copy(chat_template="chatml")
+    exp.run_fit(given, tiny.create_model, tiny.sft_rows(12), num_chunks=1, block=True)
+
+    _, tokenizer = exp.run(1).load_model()
+    folder = exp.run(1).save(tmp_path / "adapter")
+
+    assert "im_start" in tokenizer.chat_template
+    assert "im_start" in AutoTokenizer.from_pretrained(folder).chat_template

@@ -19,6 +19,7 @@ from torch import nn
 
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError, RapidFireError
 from rapidfire_jupyter.training import adapters
@@ -154,7 +155,10 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
             if name in base.trainable:
                 parameter.requires_grad_(True)
     draw_head(model, seed)
-    return model, copy.deepcopy(base.tokenizer)
+    tokenizer = copy.deepcopy(base.tokenizer)
+    if config.model.chat_template is not None:
+        tokenizer.chat_template = chat_template(config.model.chat_template)
+    return model, tokenizer
 
 
 def check_targets(model: nn.Module, peft_config: Any) -> None:

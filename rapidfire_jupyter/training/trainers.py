@@ -17,7 +17,6 @@ from torch.utils.data import Sampler
 from rapidfire_jupyter import mixture
 from rapidfire_jupyter.arguments import OURS
 from rapidfire_jupyter.config import RunConfig
-from rapidfire_jupyter.data.mapping import chat_template
 from rapidfire_jupyter.data.mixing import mixed_rows, tasks_rows
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
 from rapidfire_jupyter.errors import ConfigError, DataError
@@ -220,8 +219,6 @@ def build_trainer(
     trainer_class, _ = trainer_classes(config)
     args = training_arguments(config, data.seed, output_dir)
     model, tokenizer = skeleton
-    if config.model.chat_template is not None:
-        tokenizer.chat_template = chat_template(config.model.chat_template)
     train, evaluation = prepared.sets(config, (data.train, data.eval), kept, tokenizer)
     keywords = {**(config.model.trainer_kwargs or {}), **own_arguments(config)}
     takes = keywords_of(trainer_class)
