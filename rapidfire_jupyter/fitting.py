@@ -7,9 +7,11 @@ stored is compared with what is asked, so a notebook that runs again goes on wit
 import io
 import json
 import math
+import os
 import platform
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -281,6 +283,13 @@ def _check_config(
         context.bind(None)
     if args.fp16 and trainers_on_cpu():
         raise ConfigError(f"run {number}: fp16=True needs a GPU, found none; use bf16=True")
+    if args.torch_compile and args.torch_compile_backend == "inductor" and trainers_on_cpu():
+        compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+        if shutil.which(compiler) is None:
+            raise ConfigError(
+                f"run {number}: torch_compile=True needs a C++ compiler on a CPU, found no "
+                f'{compiler}; install it, or use torch_compile_backend="aot_eager"'
+            )
     _check_smoothing(number, config, args)
     template = getattr(args, "chat_template_path", None)
     if template and not template.endswith((".jinja", ".j2")):

@@ -155,6 +155,14 @@ def test_what_needs_a_gpu_or_a_package_is_refused_in_one_line(experiment, name):
     assert str(refused.value).startswith("run 1: ") and "\n" not in str(refused.value)
 
 
+@pytest.mark.skipif(not ON_CPU, reason="possible here")
+def test_compiling_for_a_cpu_without_a_compiler_is_refused(experiment, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+    with pytest.raises(ConfigError, match=r"found no no-such-compiler; install it, or use"):
+        experiment().run_fit(sft(torch_compile=True), tiny.create_model, tiny.sft_rows(8))
+
+
 @pytest.mark.parametrize(
     "name, instead",
     [
