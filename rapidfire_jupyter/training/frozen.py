@@ -87,8 +87,9 @@ def references_loaded_once(
     The reference lies on the base's storage where that was loaded by the same name in the same way.
     """
     loader = "create_model_from_path"
-    modules = [sys.modules[c.__module__] for c in _ancestors(config) if c.__name__ in _LOADING]
-    apart = args.__dict__.get("sync_ref_model") or args.__dict__.get("cast_lm_head_to_fp32")
+    sources = (sys.modules[c.__module__] for c in _ancestors(config) if c.__name__ in _LOADING)
+    modules = [module for module in sources if hasattr(module, loader)]
+    apart = any(getattr(args, n, False) for n in ("sync_ref_model", "cast_lm_head_to_fp32"))
     if config.model.peft_config is not None or not modules or apart:  # apart: it is written into
         yield
         return
