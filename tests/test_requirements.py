@@ -93,8 +93,8 @@ def test_devices_that_are_not_there_are_refused(experiment, kwargs, message):
 @pytest.mark.parametrize(
     ("given", "package"),
     [
-        ({"optim": "lion_32bit"}, "bitsandbytes"),
-        ({"optim": "paged_ademamix_8bit"}, "bitsandbytes"),
+        ({"optim": "lion_32bit"}, "bitsandbytes (extra qlora)"),
+        ({"optim": "paged_ademamix_8bit"}, "bitsandbytes (extra qlora)"),
         ({"optim": "adamw_torch_8bit"}, "torchao"),
         ({"optim": "galore_adamw", "optim_target_modules": ["q_proj"]}, "galore-torch"),
         ({"optim": "schedule_free_adamw"}, "schedulefree"),
