@@ -1,5 +1,6 @@
 """What policies and monitors found in an experiment, and what runs answered, as tables."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rapidfire_jupyter import policies as deciding
@@ -64,9 +65,21 @@ def policies(exp: "Experiment") -> "pd.DataFrame":
             "done": done(exp, one)[0],
             "would do": "; ".join(would(exp, one)),
         }
-        for one in switches.all_of(_oversight(exp), exp.state)
+        for one in switched(exp)
     ]
     return pd.DataFrame(rows).set_index("policy")
+
+
+def switched(exp: "Experiment") -> list[switches.Switch]:
+    """All policies with their modes; those of the log where `run_fit` was not called here."""
+    found = switches.all_of(_oversight(exp), exp.state)
+    if exp._fit is not None or exp._ended is not None:
+        return found
+    given = exp.state.overseen.get("policies", ())
+    return [
+        replace(one, mode=exp.state.policy(one.key)["mode"], given=one.key in given)
+        for one in found
+    ]
 
 
 def switch(exp: "Experiment", name: Any, mode: Any, settings: Any) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _policies(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
     from rapidfire_jupyter import findings, switches
     from rapidfire_jupyter.oversight import POLICIES
 
-    known = {one.key: one for one in switches.all_of(findings._oversight(exp), exp.state)}
+    known = {one.key: one for one in findings.switched(exp)}
     if args:
         if args.get("would") not in known:
             raise OpError(f"would is one of {', '.join(known)}, got {args.get('would')!r:.40}")

@@ -200,6 +200,20 @@ def test_a_policy_is_switched_on_while_training_goes_on_and_stays_on_in_the_next
     assert (row["mode"], row["done"]) == ("on", "stop 3")
     assert row["settings"] == "Threshold(limit=0.1, keep_best=False)"
     exp.end()
+    later = Experiment("exp", root=tmp_path)
+    assert later.policies().loc["threshold", "mode"] == "on"
+    later.end()
+
+
+def test_an_experiment_that_is_only_looked_at_shows_its_policies_as_they_were(experiment):
+    exp = experiment()
+    exp._log.append("fit_started", runs=[], fit={})
+    exp._log.append("overseen", policies={"halving": "Halving()"}, dry_run=True)
+
+    shown = showing.actions(exp).more["policies"]({}).data["policies"]
+
+    known = {one["key"]: (one["mode"], one["given"]) for one in shown}
+    assert known["halving"] == ("dry-run", True) and known["outliers"] == ("off", False)
 
 
 def test_a_policy_that_only_tells_acts_once_it_is_switched_on(experiment):
