@@ -124,6 +124,7 @@ def start(
     limit = None if budget is None else budget.device_bytes
     requirements.check_all(configs, create_model, limit, request.memory == "auto")
     findings = _check_data(configs, train, evaluation, create_model)
+    _check_streams(train, evaluation)
     facts = _facts(request, train, evaluation, create_model)
     plan, notes = _plan(request, configs, train)
     plan, chunks = _balanced(request, plan, train, mixture)
@@ -439,6 +440,17 @@ def _check_data(
     return [*([f"data: {about}"] if about else []), *told]
 
 
+def _check_streams(train: Any, evaluation: Any) -> None:
+    """Refuse streams that end with what the check has read: each run reads them from the start."""
+    for what, dataset in (("train_dataset", train), ("eval_dataset", evaluation)):
+        stream = dataset is not None and not hasattr(dataset, "__len__")
+        if stream and next(iter(dataset), None) is None:
+            raise DataError(
+                f"{what} gave no row when it was read again, but each run reads it from the "
+                "start; make it with IterableDataset.from_generator(function)"
+            )
+
+
 def _tried(number: int, config: RunConfig, train: Any, evaluation: Any) -> list[Any]:
     """The data sets; if the config has a formatting_func, what that gives for their first rows."""
     given = [("train_dataset", train), ("eval_dataset", evaluation)]
@@ -491,7 +503,10 @@ def _plan(request: Request, configs: list[RunConfig], train: Any) -> tuple[Any, 
     if not hasattr(train, "__len__"):
         if request.chunk_size is not None:
             raise ConfigError("chunk_size needs a train_dataset with a length; give num_chunks")
-        return make_plan(1 << 20, request.seed, request.num_chunks, None), []
+        note = "a stream: chunks are shares of steps, so runs of other batch sizes meet other rows"
+        several = len(set(map(_rows_per_step, configs))) > 1
+        plan = make_plan(1 << 20, request.seed, request.num_chunks, None)
+        return plan, [f"data: train: {note}"] * several
     rows = len(train)
     plan = make_plan(rows, request.seed, request.num_chunks, request.chunk_size)
     asked = request.num_chunks or plan.num_chunks

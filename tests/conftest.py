@@ -43,6 +43,7 @@ TRAINING = {
     "script",
     "settings",
     "storm",
+    "streams",
     "suggestions",
     "token_budget",
     "trainers",

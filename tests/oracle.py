@@ -13,10 +13,17 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
 
 
-def plain(run, folder: Path):
-    """Run a run's script on its own; returns its weights, optimizer state and log."""
+def plain(run, folder: Path, stream: str = ""):
+    """Run a run's script on its own; returns its weights, optimizer state and log.
+
+    `stream` is the source of the stream that it trains on, which no script has.
+    """
     folder.mkdir(parents=True)
-    (folder / "script.py").write_text(run.script())
+    script = run.script()
+    if stream:
+        line = next(line for line in script.splitlines() if line.startswith("train_dataset = ..."))
+        script = script.replace(line, stream)
+    (folder / "script.py").write_text(script)
     process = _context.Process(target=_execute, args=(str(folder), sys.path))
     process.start()
     process.join()

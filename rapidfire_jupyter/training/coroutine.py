@@ -36,6 +36,7 @@ from rapidfire_jupyter.training import (
     memory,
     output,
     rollback,
+    streams,
     trainers,
     warm,
     watching,
@@ -89,6 +90,7 @@ _HOOKS = (
     "_finalize_training",
     "_save_checkpoint",
     "_load_rng_state",
+    "_init_training_state",
 )
 _SILENCED = (PrinterCallback, ProgressCallback, NotebookProgressCallback)
 
@@ -136,6 +138,8 @@ class Coroutine:
         self._run_epoch: Any = None
         self._finalize: Any = None
         self._load_rng_state: Any = None
+        self._init_training_state: Any = None
+        self._place: streams.Place | None = None  # in a stream
         self._resumed_at_end = False
         self._begun = False
         self._cells, self._marked = cells.token(), False
@@ -301,6 +305,8 @@ class Coroutine:
                 *estimates.micro_batch(task.config),
             ],
         }
+        if self._place is not None:
+            facts["stream"] = self._place.at(self._step(), self._schedule.rows_per_step)
         try:
             folder = checkpoints.stage(trainer, task.run_dir, facts)
         except Exception as error:
@@ -436,9 +442,10 @@ class Coroutine:
         self._needs = needs = replace(needs, activations=kept, measured=measured)
         if task.room is not None:
             task.room.take(trainer, needs)
-        storage.write_json(
-            task.run_dir / "peek.json", watching.first_batch(trainer, task.config.trainer.pairs)
-        )
+        peek = watching.first_batch(trainer, task.config.trainer.pairs)
+        storage.write_json(task.run_dir / "peek.json", peek)
+        if streams.is_stream(trainer.train_dataset):
+            inexact = (*inexact, *self._take_place(peek))
         if cells.overlapped(self._cells) and self._resume is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
         disk_bytes = 3 * needs.gradients  # weights and two moments
@@ -449,6 +456,19 @@ class Coroutine:
         with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
             draws = watching.rehearse(trainer)
         return Rehearsal(draws, *estimates.activations(trainer, found))
+
+    def _take_place(self, peek: Any) -> tuple[str, ...]:
+        """Find this run's place in its stream; gives why it is not exact."""
+        trainer, task = self._trainer, self._task
+        assert task is not None
+        place = streams.place(self._extra, self._start, self._schedule.rows_per_step)
+        again = peek
+        if not self._draws.batch:
+            again = watching.first_batch(trainer, task.config.trainer.pairs)
+        reasons = tuple(streams.reasons(trainer, peek, again, place.began))
+        place.began = place.began or streams.digest(peek)
+        self._place = place
+        return reasons
 
     def _restart_reasons(self) -> tuple[str, ...]:
         """Why a run that goes on from a checkpoint may not be exact."""
@@ -482,6 +502,7 @@ class Coroutine:
         target = task.run_dir / checkpoints.STAGING / "adapted"
         made = warm.rewrite(self._resume, target, self._trainer, self._schedule, changes)
         self._resume, self._extra = made.path, checkpoints.read_extra(made.path)
+        self._extra.get("stream", {}).pop("began", None)  # its batches may be others now
         self._start = made.step
         return made.notes
 
@@ -504,6 +525,8 @@ class Coroutine:
         self._run_epoch = trainer._run_epoch
         self._load_rng_state = trainer._load_rng_state
         self._finalize = trainer._finalize_training
+        self._init_training_state = trainer._init_training_state
+        trainer._init_training_state = self._on_init_training_state
         trainer._finalize_training = self._on_finalize
         trainer._maybe_log_save_evaluate = self._on_step_done
         trainer._run_epoch = self._on_run_epoch
@@ -515,7 +538,8 @@ class Coroutine:
     # ---- between the trainer and its methods ----
 
     def _on_step_done(self, *args: Any, **kwargs: Any) -> None:
-        may_leave = self._epoch_closing or not self._step_closes_epoch()
+        # The end of a pass through a stream is no boundary: what is left of it belongs to a step.
+        may_leave = self._epoch_closing == self._step_closes_epoch()
         while True:
             streams = rng_state()
             try:
@@ -534,18 +558,28 @@ class Coroutine:
                     self._in_evaluation = True  # it will be done again, from a checkpoint
                     self._mark = rollback.mark(self._trainer, self._rows, streams)
                 raise
-        if self._step_closes_epoch() and not self._epoch_closing:
-            return  # the boundary is the trainer's second call, after on_epoch_end
-        self._epoch_closing = False
-        self._boundary()
+        closing, self._epoch_closing = self._epoch_closing, False
+        if closing == self._step_closes_epoch():  # of an epoch's last step, after on_epoch_end only
+            self._boundary()
 
     def _step_closes_epoch(self) -> bool:
         control, step = self._trainer.control, self._trainer.state.global_step
         stopping = control.should_training_stop or control.should_epoch_stop
         return bool(stopping or step % self._schedule.steps_per_epoch == 0)
 
+    def _on_init_training_state(self, *args: Any) -> tuple[int, int]:
+        """Epochs that are done, and batches of the next: of a stream, the trainer cannot know."""
+        epochs, batches = self._init_training_state(*args)
+        if self._place is None or self._resume is None:
+            return epochs, batches
+        steps = self._place.rows // self._schedule.rows_per_step
+        return self._place.passes, steps * self._trainer.args.gradient_accumulation_steps
+
     def _on_run_epoch(self, **kwargs: Any) -> None:
         trainer = self._trainer
+        if self._place is not None:
+            rows_per_step = self._schedule.rows_per_step
+            self._place.begin_pass(kwargs["epoch"], trainer.state.global_step, rows_per_step)
         sampler = getattr(trainer, "rapidfire_sampler", None)
         if sampler is not None:
             sampler.epoch = kwargs["epoch"]
@@ -676,6 +710,7 @@ class Coroutine:
         trainer = self._trainer
         self._trainer = self._task = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
+        self._init_training_state = None
         if trainer is not None:
             handle = getattr(trainer, "neftune_hook_handle", None)
             if handle is not None:

@@ -83,7 +83,7 @@ def plain_trl(
         config: The run's.
         chunk_ends: Steps at which its chunks end, for the strategies "chunk".
     """
-    train_path = _saved(folder / "data", "train", sets[0], sets[0] is data.train)
+    train = _saved(folder / "data", "train", sets[0], sets[0] is data.train)
     writer = Writer(folder / "data")
     trainer_class, args_class = trainers.trainer_classes(config)
     ours = trainers.own_arguments(config)
@@ -96,7 +96,7 @@ def plain_trl(
         f"torch.set_num_threads({torch.get_num_threads()})",
         f"set_seed({data.seed})  # as the experiment does before it loads a base",
         *_model_lines(writer, create_model, config, trainers.run_seed(config, data.seed)),
-        f"train_dataset = load_from_disk({train_path!r})",
+        f"train_dataset = {train}",
         f"eval_dataset = {_eval_sets(folder / 'data', sets[1], data.eval)}",
     ]  # fmt: skip
     if config.model.chat_template is not None:
@@ -175,7 +175,7 @@ def _eval_sets(folder: Path, dataset: Any, given: Any) -> str:
     """How the eval data is loaded; several by the name of their task."""
     own = tasks.by_name(given)
     loads = {
-        name: f"load_from_disk({_saved(folder, _file('eval', name), one, one is own[name])!r})"
+        name: _saved(folder, _file("eval", name), one, one is own[name])
         for name, one in tasks.by_name(dataset).items()
     }
     if isinstance(dataset, dict):
@@ -212,9 +212,15 @@ def _order(folder: Path, plan: ChunkPlan, config: RunConfig) -> str:
 
 
 def _saved(folder: Path, name: str, dataset: Any, given: bool) -> str:
-    """Save a data set; one that is not as the user gave it has its content in its name."""
+    """Save a data set; one that is not as the user gave it has its content in its name.
+
+    Returns:
+        Source that gives it.
+    """
     import datasets
 
+    if not hasattr(dataset, "__len__"):
+        return "...  # a stream has no copy: put here what run_fit was given"
     target = folder / (name if given else f"{name}-{fingerprint(dataset)}")
     if not target.exists():
         silent = datasets.are_progress_bars_disabled()
@@ -224,7 +230,7 @@ def _saved(folder: Path, name: str, dataset: Any, given: bool) -> str:
         finally:
             if not silent:
                 datasets.enable_progress_bars()
-    return str(target)
+    return f"load_from_disk({str(target)!r})"
 
 
 def _model_lines(

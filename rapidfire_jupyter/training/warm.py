@@ -121,12 +121,14 @@ def rewrite(
 
 def _position(step: int, extra: Mapping[str, Any], schedule: Schedule) -> tuple[int, list[str]]:
     """The clone's step on the same rows: whole new steps of the same order, rounded down."""
-    per_epoch, per_step = extra["steps_per_epoch"], extra["rows_per_step"]
-    if (per_epoch, per_step) == (schedule.steps_per_epoch, schedule.rows_per_step):
+    before, now = extra["steps_per_epoch"], schedule.steps_per_epoch
+    if "stream" in extra:  # its steps are counted on through all passes
+        before = now = max(step, schedule.total_steps) + 1
+    if (before, extra["rows_per_step"]) == (now, schedule.rows_per_step):
         return step, []
-    rows = step % per_epoch * per_step
-    within = min(rows // schedule.rows_per_step, schedule.steps_per_epoch)
-    new = step // per_epoch * schedule.steps_per_epoch + within
+    rows = step % before * extra["rows_per_step"]
+    within = min(rows // schedule.rows_per_step, now)
+    new = step // before * now + within
     new -= new % schedule.multiple
     twice = rows - within * schedule.rows_per_step
     note = (

@@ -8,9 +8,10 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
+from rapidfire_jupyter.errors import DataError
 from rapidfire_jupyter.training.checkpoints import RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
 from rapidfire_jupyter.training.metrics import named, of_all_tasks, with_perplexity
@@ -117,7 +118,7 @@ def first_batch(trainer: Any, pairs: bool) -> list[list[list[Any]]]:
         trainer.accelerator._dataloaders[:] = [
             d for d in trainer.accelerator._dataloaders if d is not loader
         ]
-        batch = next(iter(loader))
+        batch = _first(loader)
     if isinstance(batch, list):  # trainers that generate take prompts
         return [[[str(row.get("prompt")), False]] for row in batch]
     tokenizer = trainer.processing_class
@@ -228,10 +229,27 @@ class _QuietHandler:
         return control
 
 
+def _first(loader: Any) -> Any:
+    """The first batch of a loader."""
+    return _some(list(islice(iter(loader), 1)))[0]
+
+
+def _some(found: list[Any]) -> list[Any]:
+    if not found:
+        raise DataError(
+            "the stream gave no row; if it can be read only once, make it with "
+            "IterableDataset.from_generator(function)"
+        )
+    return found
+
+
 def _longest_batch(trainer: Any) -> Any:
     dataset = trainer.train_dataset
-    if hasattr(trainer, "_buffered_inputs") or not hasattr(dataset, "__len__"):
-        return next(iter(trainer.get_train_dataloader()))
+    if hasattr(trainer, "_buffered_inputs"):
+        return _first(trainer.get_train_dataloader())
+    if not hasattr(dataset, "__len__"):  # its first rows; a loader would draw a seed for workers
+        batch = list(islice(iter(dataset), trainer.args.train_batch_size))
+        return trainer._get_collator_with_removed_columns(trainer.data_collator)(_some(batch))
     rows = trainer._remove_unused_columns(dataset, "training")
     size = trainer.args.train_batch_size
     lengths = [0] * len(rows)
