@@ -302,7 +302,8 @@ class Engine:
         moving = fit.executor.moving_seconds()
         memory.begin_peak()
         fit.emit("slice_started", run, step=first_step)
-        watched = self._watch(fit, run, first_step, fit.owes(run, first_step))
+        watched, elsewhere = self._watch(fit, run, first_step, fit.owes(run, first_step))
+        started -= elsewhere
         report = None
         if fit.executor.is_open(run) and not self._exiting:
             report = self._advance(
@@ -317,7 +318,7 @@ class Engine:
         told = states.chunks_done(ends, fit.state.runs[run].step)
         chunks = states.chunks_done(ends, step) - told
         fit.moved(run, step)  # ops during its evaluation find it where it is
-        watched += self._watch(fit, run, step, answers=False)
+        watched += self._watch(fit, run, step, answers=False)[0]
         if not self._exiting and fit.executor.is_open(run):
             observing.thin(fit, run, step, (trained, chunks), self._between)
         if self._exiting or not fit.executor.is_open(run):
@@ -341,17 +342,22 @@ class Engine:
         if report.ending and not fit.owes(run, step):
             fit.complete(run)  # else when it has answered: at its next turn
 
-    def _watch(self, fit: Fit, run: int, step: int, answers: bool) -> float:
-        """Evaluate a parked run if that is due, and let it answer if it owes; gives the seconds."""
-        started = time.monotonic()
+    def _watch(self, fit: Fit, run: int, step: int, answers: bool) -> tuple[float, float]:
+        """Evaluate a parked run if that is due, and let it answer if it owes.
+
+        Returns:
+            Seconds that this took of the run's account, and how many of them were not now, but in
+            another run's turn; less than 0 if others answered in this one.
+        """
+        started, elsewhere = time.monotonic(), 0.0
         if not (answers or fit.unobserved(run, step)):
-            return 0.0
+            return 0.0, 0.0
         observing.begin(fit, run, step)
         if fit.executor.is_open(run):
             observing.observe(fit, run, step, self._between)
         if answers and fit.executor.is_open(run) and not self._exiting:
-            observing.pay(fit, run, step, self._between)
-        return time.monotonic() - started
+            elsewhere = observing.pay(fit, run, step, self._between)
+        return time.monotonic() - started + elsewhere, elsewhere
 
     def _advance(self, fit: Fit, run: int, until: int, started: float) -> messages.Report | None:
         """Train until the slice ends, answering the inbox at boundaries on the way.

@@ -44,6 +44,19 @@ class Pace:
     eval_budget: float = 1.0
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What a run answered at a step, in another run's turn; None where it has to answer itself.
+
+    Attributes:
+        seconds: Its share of the time that this took.
+    """
+
+    step: int
+    answers: tuple[tuple[int, ...] | None, ...]
+    seconds: float
+
+
 @dataclass
 class Fit:
     """One experiment as the engine trains it. Only the engine's thread changes it.
@@ -53,6 +66,7 @@ class Fit:
         used_seconds: Training time had, for fair turns among experiments.
         relieve: Whether a run that does not fit may be changed in every way that is documented.
         observed: Step of each run's newest chunk evaluation; `answered` of its newest answers.
+        shared: What runs answered in another's turn, until their own.
         beside: Rows that were logged for a run by the engine since the run was opened.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
         oversight: Its policies and monitors; a later `run_fit` may give others.
@@ -78,6 +92,7 @@ class Fit:
     saved_at: dict[int, float] = field(default_factory=dict)
     observed: dict[int, int] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
+    shared: dict[int, Shared] = field(default_factory=dict)
     beside: dict[int, int] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
@@ -126,7 +141,7 @@ class Fit:
         kept_rows = resume.rows if resume else 0
         if skipped or rows != kept_rows or (resume and self.state.runs[run].step != step):
             self.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
-        for seen in (self.beside, self.observed, self.answered):
+        for seen in (self.beside, self.observed, self.answered, self.shared):
             seen.pop(run, None)
         order = Order(run, self.configs[run], self.source(run))
         report = self.executor.open(order, resume)
@@ -346,7 +361,7 @@ class Fit:
         if not self.executor.is_open(run):
             return self.state.runs[run].step
         report = self.executor.command(run, messages.AbortEvaluation())
-        assert isinstance(report, messages.Parked | messages.Observed | messages.Decoded)
+        assert isinstance(report, messages.Parked | messages.LEFT)
         begun = not isinstance(report, messages.Parked) or report.begun
         if begun and report.step > 0:
             self.save(run)

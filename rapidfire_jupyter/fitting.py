@@ -117,6 +117,7 @@ def start(
             "create_model_fn must be a function (model_config) -> (model, tokenizer), got "
             f"{create_model!r}"
         )
+    trainers.check_vllm(configs)
     for number, config in enumerate(configs, start=1):
         _check_config(number, config, request, train, folder)
     _check_process_wide(configs)

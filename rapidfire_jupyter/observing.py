@@ -11,9 +11,10 @@ from typing import Any
 
 from rapidfire_jupyter import samples, thinning
 from rapidfire_jupyter.errors import OpError
-from rapidfire_jupyter.fit import Fit
+from rapidfire_jupyter.fit import Fit, Shared
 from rapidfire_jupyter.state import ACTIVE
 from rapidfire_jupyter.training import checkpoints, messages
+from rapidfire_jupyter.training.mixed import Loan, runs_at_once
 
 PROBED_TOKENS = 4
 Between = Callable[[Fit, int], bool]  # answers the inbox; False if the run is not to go on
@@ -76,11 +77,8 @@ def _probe(fit: Fit, run: int, between: Between) -> None:
     """Estimate, once, what answers cost before any is given: from a few tokens of one batch."""
     if any(e.kind == "eval_probed" for e in fit.log.since(0)):
         return
-    lent = fit.executor.command(run, messages.Lend())
-    if isinstance(lent, messages.Failed):
-        fit.failed(run, lent)
-        return
-    if not isinstance(lent, messages.Lent) or not lent.prompts:
+    lent = _lent(fit, run)
+    if lent is None or not lent.prompts:
         return
     data, batch = fit.executor.data, lent.prompts[: lent.batch_rows]
     command = messages.Decode(batch, min(PROBED_TOKENS, data.max_new_tokens))
@@ -92,28 +90,119 @@ def _probe(fit: Fit, run: int, between: Between) -> None:
         fit.emit("eval_probed", run, seconds=seconds)
 
 
-def pay(fit: Fit, run: int, step: int, between: Between) -> None:
-    """Let a run answer what it owes at the step where it is parked."""
-    if not fit.owes(run, step):
-        return
+def pay(fit: Fit, run: int, step: int, between: Between) -> float:
+    """Let a run answer what it owes at the step where it is parked, and others of its base with it.
+
+    Returns:
+        Seconds on the run's account that were not now: those of its answers in another run's turn,
+        less those of other runs' answers in this one.
+    """
+    started = time.monotonic()
+    lent = _lent(fit, run) if fit.owes(run, step) else None
+    if lent is None:
+        return 0.0
+    if not lent.prompts:
+        fit.answered[run] = step
+        return 0.0
+    shared = fit.shared.pop(run, None)
+    if shared is not None and shared.step == step:
+        elsewhere = shared.seconds
+    else:
+        others = _beside(fit, run, lent)
+        shared = _together(fit, run, lent, others, between) if others else None
+        elsewhere = -len(others) * shared.seconds if shared is not None else 0.0
+    answers = _alone(fit, run, step, lent, shared, between)
+    if answers is not None:
+        _judge(fit, run, step, answers, time.monotonic() - started + elsewhere)
+    return elsewhere
+
+
+def _lent(fit: Fit, run: int) -> messages.Lent | None:
+    """What a run is asked, and what it lends; None if it failed at that."""
     lent = fit.executor.command(run, messages.Lend())
     if isinstance(lent, messages.Failed):
         fit.failed(run, lent)
-        return
+        return None
     assert isinstance(lent, messages.Lent)
-    if not lent.prompts:
-        fit.answered[run] = step
-        return
-    started = time.monotonic()
-    command = messages.Decode(lent.prompts, fit.executor.data.max_new_tokens)
-    report = _watched(fit, run, command, between)
-    if not isinstance(report, messages.Decoded):
-        return
-    if report.answers is None:
-        _tell_once(fit, run, f"it has no answers at chunk ends: {report.error}")
-        fit.answered[run] = step
-        return
-    _judge(fit, run, step, report.answers, time.monotonic() - started)
+    return lent
+
+
+def _beside(fit: Fit, run: int, lent: messages.Lent) -> dict[int, Loan]:
+    """Other runs that owe the same answers now and can give them in the same batches."""
+    if lent.loan is None or fit.executor.device_bytes() is not None:
+        return {}  # with a budget, adapters of other runs may be away
+    most = runs_at_once(lent.prompts, lent.batch_rows)
+    found: dict[int, Loan] = {}
+    for other in list(fit.state.runs.values()):
+        if len(found) + 1 >= most:
+            break
+        mine = other.id == run or other.base != fit.state.runs[run].base
+        if mine or other.status not in ACTIVE or not fit.executor.is_open(other.id):
+            continue
+        if other.id in fit.shared or not fit.owes(other.id, other.step):
+            continue
+        begin(fit, other.id, other.step)
+        theirs = _lent(fit, other.id) if fit.executor.is_open(other.id) else None
+        if theirs is None or theirs.loan is None or theirs.prompts != lent.prompts:
+            continue
+        if theirs.loan.alike == lent.loan.alike:
+            found[other.id] = theirs.loan
+    return found
+
+
+def _together(
+    fit: Fit,
+    run: int,
+    lent: messages.Lent,
+    others: dict[int, Loan],
+    between: Between,
+) -> Shared | None:
+    """Let runs answer in shared batches; the others' answers are kept until their turns.
+
+    Returns:
+        The run's own; None if it was ended meanwhile.
+    """
+    assert lent.loan is not None
+    started, steps = time.monotonic(), {other: fit.state.runs[other].step for other in others}
+    loans = (lent.loan, *others.values())
+    report = _watched(
+        fit, run, messages.Mix(loans, lent.prompts, fit.executor.data.max_new_tokens), between
+    )
+    if not isinstance(report, messages.Mixed):
+        return None
+    nothing = (None,) * len(lent.prompts)
+    own, *theirs = report.answers if report.answers is not None else (nothing,) * len(loans)
+    seconds = (time.monotonic() - started) / len(loans)
+    for (other, step), answers in zip(steps.items(), theirs, strict=True):
+        fit.shared[other] = Shared(step, answers, seconds)
+    return Shared(lent.step, own, seconds)
+
+
+def _alone(
+    fit: Fit,
+    run: int,
+    step: int,
+    lent: messages.Lent,
+    shared: Shared | None,
+    between: Between,
+) -> tuple[tuple[int, ...], ...] | None:
+    """All answers of a run: those it gave in shared batches, and now the others."""
+    if not fit.executor.is_open(run):
+        return None
+    known = dict(enumerate(shared.answers if shared is not None else ()))
+    asked = [place for place in range(len(lent.prompts)) if known.get(place) is None]
+    if asked:
+        prompts = tuple(lent.prompts[place] for place in asked)
+        command = messages.Decode(prompts, fit.executor.data.max_new_tokens)
+        report = _watched(fit, run, command, between)
+        if not isinstance(report, messages.Decoded):
+            return None
+        if report.answers is None:
+            _tell_once(fit, run, f"it has no answers at chunk ends: {report.error}")
+            fit.answered[run] = step
+            return None
+        known.update(zip(asked, report.answers, strict=True))
+    return tuple(known[place] or () for place in range(len(lent.prompts)))
 
 
 def _judge(
@@ -174,7 +263,7 @@ def _watched(
             if not between(fit, run):
                 return None
             given = messages.Continue()
-        elif isinstance(report, messages.Observed | messages.Decoded) and report.left:
+        elif isinstance(report, messages.LEFT) and report.left:
             if not between(fit, run):
                 return None
             given = command

@@ -12,7 +12,7 @@ from rapidfire_jupyter.errors import OpError, RapidFireError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import Op, OpHandle, Verdict, verdict
 from rapidfire_jupyter.state import Run
-from rapidfire_jupyter.training import checkpoints, messages, warm
+from rapidfire_jupyter.training import checkpoints, messages, trainers, warm
 
 
 def perform(fit: Fit, op: Op, handle: OpHandle, why: str = "") -> None:
@@ -150,6 +150,8 @@ def _clone(fit: Fit, op: Op) -> tuple[Verdict, dict[str, Any]]:
                 fit.configs.setdefault(run.id, with_weights(changed, run.config))
                 reason = f"run {run.id} is that clone; again=True makes another"
                 return Verdict("already", reason), {"existing": {"id": run.id}}
+    deleted = {run.id for run in fit.state.runs.values() if run.status == "deleted"}
+    trainers.check_vllm((*(c for i, c in fit.configs.items() if i not in deleted), changed))
     number = max(fit.state.runs) + 1
     step = None
     if op.args["warm"]:

@@ -23,6 +23,7 @@ TRAINING = {
     "isolation",
     "kernel",
     "magics",
+    "mixed",
     "models",
     "multitask",
     "notebooks",

@@ -10,8 +10,9 @@ import torch
 from oracle import assert_same, plain, sliced
 from safetensors.torch import load_file
 
-from rapidfire_jupyter import List, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter import List, RFGRPOConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.errors import ConfigError, RapidFireError
+from rapidfire_jupyter.search import as_runs
 from rapidfire_jupyter.training import models
 
 CPU = torch.device("cpu")
@@ -146,6 +147,24 @@ def test_an_initialisation_that_rewrites_weights_gets_weights_of_its_own(init):
     models.check_untouched(base)
     own = wrapped.get_base_model().get_submodule(target).base_layer.weight
     assert not torch.equal(own, base.model.get_submodule(target).weight)
+
+
+def test_an_adapter_that_is_merged_for_vllm_is_merged_into_weights_of_its_own():
+    from peft import get_peft_model
+
+    base, _ = base_of(lambda config: (tiny.model(), tiny.tokenizer()))
+    given = {"training_args": RFGRPOConfig(use_vllm=True), "reward_funcs": [tiny.reward_length]}
+    (run,) = as_runs(config(lora()).copy(**given), "GRPO")
+    peft_config = run.model.peft_config.build()
+    wrapped = get_peft_model(models.skeleton(base, run, peft_config, 42)[0], peft_config)
+    for layer in wrapped.modules():
+        if hasattr(layer, "lora_B"):
+            torch.nn.init.normal_(layer.lora_B["default"].weight)
+
+    wrapped.merge_adapter()
+    wrapped.unmerge_adapter()  # not back to the same bits
+
+    models.check_untouched(base)
 
 
 def test_a_changed_base_is_noticed_and_named():

@@ -14,6 +14,7 @@ from rapidfire_jupyter import (
     RFLoraConfig,
     RFModelConfig,
     RFRLOOConfig,
+    RFSFTConfig,
 )
 
 ARGS = {"per_device_train_batch_size": 4, "logging_steps": 1}
@@ -148,3 +149,44 @@ def loaded(config):
 
     name = config["model_name"]
     return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [False, True])
+def test_an_evaluation_before_training_is_computed_once_for_plain_lora(
+    experiment, tmp_path, precision
+):
+    exp = experiment()
+    adapters = [
+        lora(lora_dropout=0.1),
+        lora(r=8, target_modules="all-linear"),
+        lora(r=2, use_rslora=True),
+        lora(use_dora=True),
+        lora(init_lora_weights="pissa"),
+        lora(init_lora_weights=False),  # B is not zero
+    ]
+    args = RFSFTConfig(
+        **ARGS,
+        per_device_eval_batch_size=4,
+        learning_rate=1e-2,
+        eval_on_start=True,
+        eval_strategy="epoch",
+        num_train_epochs=1,
+        bf16=precision,
+    )
+    rows = tiny.sft_rows(24)
+
+    exp.run_fit(
+        RFModelConfig("tiny", peft_config=List(adapters), training_args=args),
+        tiny.create_model,
+        rows[:12],
+        rows[12:],
+        num_chunks=2,
+        generate_rows=0,
+        block=True,
+    )
+
+    assert exp._fit.executor.references.reused == 2 * 3  # runs after the first, batches
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")

@@ -198,6 +198,20 @@ def test_what_needs_a_missing_package_or_two_precisions_is_refused_in_the_cell(e
             exp.run_fit(config, tiny.create_model, tiny.sft_rows(8))
 
 
+def test_vllm_is_refused_without_a_gpu_and_for_more_than_one_run(experiment):
+    import tiny
+
+    exp = experiment()
+    args = RFGRPOConfig(use_vllm=True, learning_rate=List([1e-3, 1e-4]))
+    config = RFModelConfig("tiny", training_args=args, reward_funcs=[tiny.reward_length])
+    for one, says in (
+        (config, "is for one run of an experiment, got 2: an engine or server of vLLM holds"),
+        (config.copy(training_args=RFGRPOConfig(use_vllm=True)), "needs a GPU, found none"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            exp.run_fit(one, tiny.create_model, tiny.grpo_rows(8))
+
+
 @pytest.mark.slow
 def test_target_modules_that_match_nothing_are_refused_with_those_there_are(experiment):
     import tiny

@@ -18,6 +18,7 @@ from rapidfire_jupyter.training import (
     adapters,
     checkpoints,
     messages,
+    mixed,
     models,
     prepared,
     residency,
@@ -61,6 +62,7 @@ class LocalExecutor:
         self._prepared = prepared.PreparedData()
         self._frozen, self.references = FrozenModels(self._hold), References()
         self._rehearsals = Rehearsals()
+        self.mixer = mixed.Mixer()
         self._bases: list[models.Base] = []
         self._sessions: dict[int, session.Session] = {}
         self._pinned: dict[int, set[int]] = {}
@@ -96,6 +98,7 @@ class LocalExecutor:
             frozen=self._frozen,
             references=self.references,
             rehearsals=self._rehearsals,
+            mixer=self.mixer,
             base=lambda: self._base(order.config),
             resume=resume,
             source=order.source if resume is None else None,

@@ -11,7 +11,15 @@ from typing import Any
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.questions import Question, pick, questions, shown
-from rapidfire_jupyter.training import generation, prepared, scores, trainers, watching
+from rapidfire_jupyter.training import (
+    generation,
+    mixed,
+    models,
+    prepared,
+    scores,
+    trainers,
+    watching,
+)
 from rapidfire_jupyter.training.metrics import Warn, judges_texts, safe_compute_metrics
 
 Tokens = tuple[int, ...]
@@ -110,6 +118,44 @@ def answer(
         config = generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
         made = generation.decode(
             trainer.model, config, prompts, trainer.args.eval_batch_size, between
+        )
+    return tuple(map(tuple, made))
+
+
+def loan(trainer: Any, base: models.Base, max_new_tokens: int) -> mixed.Loan | None:
+    """What a run lends to a batch with others; None if it can only answer alone."""
+    adapter = mixed.adapter(trainer.model, base)
+    if adapter is None:
+        return None
+    config = generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
+    return mixed.Loan(adapter, (base.name, trainer.args.eval_batch_size, config.to_json_string()))
+
+
+def answer_together(
+    trainer: Any,
+    mixer: mixed.Mixer,
+    base: models.Base,
+    loans: Sequence[mixed.Loan],
+    prompts: Sequence[Tokens],
+    max_new_tokens: int,
+    between: Callable[[], None],
+) -> tuple[tuple[Tokens | None, ...], ...]:
+    """Answers of several runs, the trainer's own first, changing nothing of it.
+
+    Args:
+        between: Called after each token; may raise to leave.
+    """
+    with watching.untouched(trainer):
+        trainer.model.eval()
+        config = generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
+        made = mixer.decode(
+            base,
+            trainer.model,
+            [one.adapter for one in loans],
+            config,
+            prompts,
+            trainer.args.eval_batch_size,
+            between,
         )
     return tuple(map(tuple, made))
 

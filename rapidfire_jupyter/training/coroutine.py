@@ -6,6 +6,7 @@ wait for a command; its iterator, optimizer, scheduler and callbacks stay live m
 
 import functools
 import io
+import logging
 import queue
 import threading
 import time
@@ -56,6 +57,8 @@ from rapidfire_jupyter.training.messages import (
     Finished,
     Lend,
     Lent,
+    Mix,
+    Mixed,
     Observe,
     Observed,
     Parked,
@@ -78,11 +81,14 @@ from rapidfire_jupyter.training.metrics import (
     with_perplexity,
 )
 from rapidfire_jupyter.training.models import (
+    Base,
     check_adapter_reaches,
     check_untouched,
     skeleton,
 )
 from rapidfire_jupyter.training.rehearsals import Rehearsal
+
+logger = logging.getLogger(__name__)
 
 _HOOKS = (
     "_maybe_log_save_evaluate",
@@ -120,6 +126,7 @@ class Coroutine:
         self._resume: Path | None = task.resume.path if task.resume else task.source
         self._extra: dict[str, Any] = checkpoints.read_extra(self._resume) if self._resume else {}
         self._trainer: Any = None
+        self._base: Base | None = None
         self._context: Any = None
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
@@ -222,10 +229,11 @@ class Coroutine:
                 case Observe():
                     report = self._observe()
                 case Lend():
-                    rows = self._trainer.args.eval_batch_size
-                    report = Lent(self._asked().prompts, rows, self._step())
+                    report = self._lend()
                 case Decode():
                     report = self._decode(command)
+                case Mix():
+                    report = self._mix(command)
                 case Ask():
                     report = self._ask(command)
                 case Score():
@@ -240,6 +248,7 @@ class Coroutine:
                     report = Parked(self._step(), begun=self._begun)
                 case Close():
                     raise _Unwind
+            del command  # what other runs lent is theirs again
 
     def _boundary(self) -> None:
         """A step is done with its log, evaluation and best metric: the place to stop at."""
@@ -370,6 +379,36 @@ class Coroutine:
             self._watching_evaluation = False
         return Decoded(answers, self._step())
 
+    def _lend(self) -> Report:
+        assert self._task is not None and self._base is not None
+        trainer, asked = self._trainer, self._asked()
+        loan = None
+        if asked.prompts:
+            loan = answering.loan(trainer, self._base, self._task.data.max_new_tokens)
+        return Lent(asked.prompts, trainer.args.eval_batch_size, self._step(), loan)
+
+    def _mix(self, command: Mix) -> Report:
+        assert self._task is not None and self._base is not None
+        self._watching_evaluation = True
+        try:
+            answers = answering.answer_together(
+                self._trainer,
+                self._task.mixer,
+                self._base,
+                command.loans,
+                command.prompts,
+                command.max_new_tokens,
+                self.on_prediction_step,
+            )
+        except _LeaveEvaluation:
+            return Mixed(None, self._step(), left=True)
+        except Exception:
+            logger.debug("runs answer alone", exc_info=True)  # what is wrong shows there, if at all
+            return Mixed(None, self._step())
+        finally:
+            self._watching_evaluation = False
+        return Mixed(answers, self._step())
+
     def _ask(self, command: Ask) -> Report:
         try:
             ids = answering.asked_by_a_person(self._asked(), command.prompts)
@@ -395,7 +434,7 @@ class Coroutine:
         task = self._task
         assert task is not None
         set_seed(task.data.seed)
-        base = task.base()
+        base = self._base = task.base()
         peft_config = self._peft_config = trainers.peft_object(task.config)
         if task.room is not None and peft_config is None:
             task.room.build(base.name, base.trainable_bytes())
@@ -446,6 +485,8 @@ class Coroutine:
         storage.write_json(task.run_dir / "peek.json", peek)
         if streams.is_stream(trainer.train_dataset):
             inexact = (*inexact, *self._take_place(peek))
+        if trainers.uses_vllm(task.config):
+            inexact = (*inexact, "vLLM samples its answers, with kernels and numbers of its own")
         if cells.overlapped(self._cells) and self._resume is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
         disk_bytes = 3 * needs.gradients  # weights and two moments
@@ -708,7 +749,7 @@ class Coroutine:
     def _release(self) -> None:
         """Let go of everything, so that nothing of the run outlives its thread."""
         trainer = self._trainer
-        self._trainer = self._task = None
+        self._trainer = self._task = self._base = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
         self._init_training_state = None
         if trainer is not None:

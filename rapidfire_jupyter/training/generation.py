@@ -83,13 +83,12 @@ def decode(
     Raises:
         torch.OutOfMemoryError: Memory does not suffice for a single prompt.
     """
-    room = _positions(model) - config.max_new_tokens
-    cut = [list(ids[-room:] if room > 0 else ids) or [config.pad_token_id] for ids in prompts]
-    waiting = sorted(range(len(cut)), key=lambda i: (-len(cut[i]), i))
+    cut = fitting(model, config, prompts)
+    waiting = _by_length(cut)
     answers: list[list[int]] = [[] for _ in cut]
     while waiting:
         batch = waiting[:batch_rows]
-        made = _batch(model, config, [cut[i] for i in batch], between)
+        made = answer_batch(model, config, [cut[i] for i in batch], between)
         if made is None:
             if batch_rows == 1:
                 raise torch.OutOfMemoryError("no memory for the answer to one prompt")
@@ -101,13 +100,53 @@ def decode(
     return answers
 
 
-def _batch(
+def fitting(model: Any, config: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Prompts as they are decoded: without a beginning that leaves no room, and never empty."""
+    room = _positions(model) - config.max_new_tokens
+    return [list(ids[-room:] if room > 0 else ids) or [config.pad_token_id] for ids in prompts]
+
+
+def batches(cut: Sequence[Sequence[int]], batch_rows: int) -> list[list[int]]:
+    """Places of prompts that `decode` answers at once, where there is memory for it."""
+    order = _by_length(cut)
+    return [order[start : start + batch_rows] for start in range(0, len(order), batch_rows)]
+
+
+def _by_length(cut: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(range(len(cut)), key=lambda i: (-len(cut[i]), i))
+
+
+def answer_batch(
     model: Any,
     config: Any,
     prompts: Sequence[list[int]],
     between: Between,
 ) -> list[list[int]] | None:
-    """The answers to a batch; None if there is no memory for it."""
+    """The answers to a batch, without what ends them; None if there is no memory for it."""
+    made = _generate(model, config, prompts, between)
+    if made is None:
+        return None
+    ends, width = set(config.eos_token_id or ()), max(map(len, prompts))
+    return [_until_end(row, ends) for row in made[:, width:].tolist()]
+
+
+def first_logits(
+    model: Any,
+    config: Any,
+    prompts: Sequence[list[int]],
+    between: Between,
+    tokens: int,
+) -> list[torch.Tensor] | None:
+    """The logits of each row's first tokens, (B, V) each; None if there is no memory for it."""
+    short = copy.deepcopy(config)
+    short.max_new_tokens, short.eos_token_id = tokens, None
+    short.return_dict_in_generate = short.output_logits = True
+    made = _generate(model, short, prompts, between)
+    return None if made is None else list(made.logits)
+
+
+def _generate(model: Any, config: Any, prompts: Sequence[list[int]], between: Between) -> Any:
+    """What `generate` gives for a batch, padded on the left; None if there is no memory for it."""
     width = max(map(len, prompts))
     pads = [width - len(ids) for ids in prompts]
     device = model.get_input_embeddings().weight.device
@@ -118,20 +157,17 @@ def _batch(
     mask = torch.tensor([[0] * n + [1] * (width - n) for n in pads], device=device)  # (B, T)
     try:
         with torch.no_grad():
-            made = model.generate(
+            return model.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=config,
                 stopping_criteria=[_Pause(between)],
             )  # (B, T + new)
     except torch.OutOfMemoryError:
-        made = None
-    if made is None:  # out of the except block: it holds the failed step's tensors
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return None
-    ends = set(config.eos_token_id or ())
-    return [_until_end(row, ends) for row in made[:, width:].tolist()]
+        pass
+    if torch.cuda.is_available():  # out of the except block: it holds the failed step's tensors
+        torch.cuda.empty_cache()
+    return None
 
 
 class _Pause:

@@ -10,6 +10,7 @@ from rapidfire_jupyter.training import checkpoints, trainers
 from rapidfire_jupyter.training.estimates import Footprint
 from rapidfire_jupyter.training.frozen import FrozenModels
 from rapidfire_jupyter.training.memory import Phase
+from rapidfire_jupyter.training.mixed import Loan, Mixer
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
 from rapidfire_jupyter.training.references import References
@@ -37,6 +38,7 @@ class Task:
     frozen: FrozenModels
     references: References
     rehearsals: Rehearsals
+    mixer: Mixer
     base: Callable[[], Base]
     resume: checkpoints.Checkpoint | None
     source: Path | None
@@ -87,6 +89,19 @@ class Decode:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """Answer prompts for several runs in shared batches, changing nothing; the first is this one.
+
+    Attributes:
+        loans: What each run lends; alike.
+    """
+
+    loans: tuple[Loan, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
 class Ask:
     """Answer prompts of a person, texts or messages, changing nothing."""
 
@@ -123,6 +138,7 @@ Command = (
     | Observe
     | Lend
     | Decode
+    | Mix
     | Ask
     | Score
     | Continue
@@ -204,11 +220,13 @@ class Lent:
 
     Attributes:
         batch_rows: Prompts that it answers at once.
+        loan: Its adapter, for a batch with other runs; None if it answers alone.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     batch_rows: int
     step: int
+    loan: Loan | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +244,23 @@ class Decoded:
     left: bool = False
     error: str = ""
     texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Answers of several runs as token ids, by run and prompt; None where a run answers alone.
+
+    Attributes:
+        answers: None if there are none: it was left early, or failed.
+        left: It was left early, and is to be done again.
+    """
+
+    answers: tuple[tuple[tuple[int, ...] | None, ...], ...] | None
+    step: int
+    left: bool = False
+
+
+LEFT = Observed | Decoded | Mixed  # what ends when an evaluation is left
 
 
 @dataclass(frozen=True)
@@ -283,6 +318,7 @@ Report = (
     | Observed
     | Lent
     | Decoded
+    | Mixed
     | Scored
     | Finished
     | Failed

@@ -148,6 +148,8 @@ def skeleton(base: Base, config: RunConfig, peft_config: Any, seed: int) -> tupl
     check_targets(base.model, peft_config)
     adapters.refuse_on_base(config, peft_config, base.model)
     private = private_names(base, peft_config) | set(getattr(base.model, NEW_HEAD, ()))
+    if peft_config is not None and getattr(config.model.training_args, "use_vllm", False):
+        private |= _matrices(base)  # merged into, and back, whenever vLLM is given the weights
     memo: dict[int, Any] = {id(p): p for n, p in base.model.named_parameters() if n not in private}
     model = copy.deepcopy(base.model, memo)
     if peft_config is None:
@@ -358,8 +360,12 @@ def private_names(base: Base, peft_config: Any) -> set[str]:
     if bias != "none":
         private |= {n for n, _ in base.model.named_parameters() if n.endswith(".bias")}
     if adapters.rewrites_base(peft_config):
-        private |= {n for n, p in base.model.named_parameters() if p.dim() == 2}
+        private |= _matrices(base)
     return private
+
+
+def _matrices(base: Base) -> set[str]:
+    return {name for name, p in base.model.named_parameters() if p.dim() == 2}
 
 
 def _drop_traces_of_trainers(model: nn.Module) -> None:

@@ -1,27 +1,30 @@
-"""Log-probabilities of a frozen reference, computed once for all runs that meet the same batch.
+"""What the base says of a batch, computed once for all runs that meet the same one.
 
-DPO and KTO ask the reference at each step. Runs that share base and data meet the same batches, so
-the first to come computes and the others take what it found: the same numbers, since it is the same
-computation. The batch itself is the key, so nothing has to be known of orders or batch sizes.
+DPO and KTO ask the base as their reference at each step; an evaluation before a LoRA run's first
+step (`eval_on_start`) asks it too, since an adapter whose B is zero adds nothing. Runs that share
+base and data meet the same batches, so the first to come computes and the others take what it
+found: the same numbers, since it is the same computation. The batch itself is the key, so nothing
+has to be known of orders or batch sizes.
 
 Any: TRL trainers and their batches.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.training import mixed
 from rapidfire_jupyter.training.frozen import base_is_reference
 from rapidfire_jupyter.training.models import Base, private_names
 
-MOST_BYTES = 256 << 20  # of what is kept: a number for each token of a batch
+MOST_BYTES = 256 << 20  # of what is kept: a few numbers for each token of a batch
 
 
 class References:
-    """What references said, by what decides it and by batch. Used by one thread at a time."""
+    """What bases said, by what decides it and by batch. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], Any] = {}
@@ -29,30 +32,67 @@ class References:
         self.reused = 0
 
     def serve(self, trainer: Any, config: RunConfig, base: Base, peft_config: Any) -> None:
-        """Let a trainer take what others computed, where its reference is the shared base.
+        """Let a trainer take what others computed, where it asks the shared base.
 
         TRL asks the reference by a forward of the frozen model, or of the model whose adapter is
-        switched off meanwhile. That forward is wrapped; every other one goes through as it is.
+        switched off meanwhile. SFT asks the base when it evaluates with an adapter that is as it
+        began. That forward is wrapped; every other one goes through as it is.
         """
+        if config.trainer.name == "SFT":
+            self._serve_untrained(trainer, config, base)
+            return
         if not _may_share(config, base, peft_config):
             return
         asked = trainer.model if trainer.ref_model is None else trainer.ref_model
         layer = None if trainer.ref_model is not None else _adapter_layer(asked)
         if layer is None and trainer.ref_model is None:
             return
-        original, args, device = asked.forward, trainer.args, trainer.args.device.type
         fixed = (
             base.name,
             str(config.model.ref_model_name),
             str(config.model.ref_model_kwargs),
-            args.disable_dropout,
-            args.torch_compile,
-            args.use_liger_kernel,
+            trainer.args.disable_dropout,
+        )
+        self._wrap(
+            asked,
+            trainer.args,
+            fixed,
+            ("log_probs",),
+            lambda: layer is None or layer.disable_adapters,
         )
 
+    def _serve_untrained(self, trainer: Any, config: RunConfig, base: Base) -> None:
+        """Let evaluations of SFT take what others computed, while their LoRA adds nothing."""
+        adapter = mixed.adapter(trainer.model, base)
+        if config.trainer.cls is not None or adapter is None or trainer.args.torch_compile:
+            return
+        model, fixed = trainer.model, (base.name, "SFT")
+        used = ("log_probs", "entropy", "is_top1", "label_mask", "aux_loss")
+        self._wrap(
+            model, trainer.args, fixed, used, lambda: not model.training and adapter.adds_nothing()
+        )
+
+    def _wrap(
+        self,
+        asked: Any,
+        args: Any,
+        fixed: tuple[Any, ...],
+        used: tuple[str, ...],
+        is_base: Callable[[], bool],
+    ) -> None:
+        """Put a forward that remembers before a model's own.
+
+        Args:
+            fixed: What decides the answers besides the batch.
+            used: Fields of the answers that TRL reads.
+            is_base: Whether a forward would be the base's now.
+        """
+        original, device = asked.forward, args.device.type
+        fixed = (*fixed, args.torch_compile, args.use_liger_kernel)
+
         def forward(*given: Any, **inputs: Any) -> Any:
-            reference = layer is None or layer.disable_adapters
-            if given or torch.is_grad_enabled() or not reference or "fused_lm_head" not in inputs:
+            unlike = given or torch.is_grad_enabled() or "fused_lm_head" not in inputs
+            if unlike or not is_base():
                 return original(*given, **inputs)
             precision = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
             key = (*fixed, asked.training, str(precision), _digest(inputs))
@@ -62,7 +102,9 @@ class References:
             before = _streams()
             output = original(**inputs)
             if all(map(torch.equal, before, _streams())):  # else dropout made it this run's own
-                self._keep(key, type(output)(log_probs=output.log_probs))
+                self._keep(
+                    key, type(output)(**{name: output[name] for name in used if name in output})
+                )
             return output
 
         asked.forward = forward
@@ -74,10 +116,13 @@ class References:
 
     def _keep(self, key: tuple[Any, ...], output: Any) -> None:
         self._kept[key] = output
-        self._size_bytes += output.log_probs.nbytes
+        self._size_bytes += _size_bytes(output)
         while self._size_bytes > MOST_BYTES:
-            oldest = self._kept.pop(next(iter(self._kept)))
-            self._size_bytes -= oldest.log_probs.nbytes
+            self._size_bytes -= _size_bytes(self._kept.pop(next(iter(self._kept))))
+
+
+def _size_bytes(output: Any) -> int:
+    return sum(int(value.nbytes) for value in output.values())
 
 
 def _adapter_layer(model: Any) -> Any:

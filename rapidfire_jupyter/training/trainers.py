@@ -7,7 +7,7 @@ The order of rows is the chunk plan's.
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,28 @@ def training_arguments(config: RunConfig, fit_seed: int, output_dir: str) -> Any
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{arguments_class.__name__} refuses these arguments: {first}") from error
+
+
+def uses_vllm(config: RunConfig) -> bool:
+    """Whether a run's answers are sampled by vLLM."""
+    return bool(given_args(config).get("use_vllm"))
+
+
+def check_vllm(configs: Iterable[RunConfig]) -> None:
+    """Refuse vLLM where it cannot work: without a GPU, and for more than one run.
+
+    Raises:
+        ConfigError: It is asked for there.
+    """
+    runs = sum(uses_vllm(config) for config in configs)
+    if runs > 1:
+        raise ConfigError(
+            f"use_vllm=True is for one run of an experiment, got {runs}: an engine or server of "
+            "vLLM holds the weights of one run; leave it out, or train these runs one after "
+            "another, each as an experiment in a kernel of its own"
+        )
+    if runs and not torch.accelerator.is_available():
+        raise ConfigError("use_vllm=True needs a GPU, found none; leave it out")
 
 
 def peft_object(config: RunConfig) -> Any:

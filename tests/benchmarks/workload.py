@@ -132,11 +132,12 @@ def rows(count, start):
 def experiment(work, **how):
     """Start the engine on the work; returns the experiment, training."""
     exp = Experiment("bench", root=scratch())
+    # Plain TRL gives no answers, and evaluates each time.
+    how = {"generate_rows": 0, "eval_budget": 1, **how}
     with contextlib.redirect_stdout(None):
         exp.run_fit(
             work.configs(), work.load, work.train, work.eval,
-            # Plain TRL gives no answers, and evaluates each time.
-            num_chunks=work.chunks, seed=SEED, generate_rows=0, eval_budget=1, **how,
+            num_chunks=work.chunks, seed=SEED, **how,
         )  # fmt: skip
     return exp
 

@@ -1,0 +1,196 @@
+"""Answers of several runs of one base, decoded together: the base computes all rows at once.
+
+Each run's rows go through its own LoRA, in the very computation that PEFT makes of them alone. What
+the base computes for a row is the same, bit for bit, however many rows stand beside it, or it is
+not: that depends on the device, the number of rows and the matrix library, not on the numbers. So
+each new shape is tried before it is used, and what would differ is left to the runs themselves.
+
+Any: models, PEFT layers and generation configs, which share no type.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from rapidfire_jupyter.training import generation
+from rapidfire_jupyter.training.models import Base
+
+MOST_ROWS = 64  # at once: more gain nothing, and their caches take memory
+MOST_TOKENS = 4_096  # of prompts at once: long ones fill the device by themselves
+TRIED_TOKENS = 2  # the prompt's forward, and one with a cache
+
+Tokens = tuple[int, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A run's plain LoRA, lent: its layers by the name of the module that they add to."""
+
+    layers: Mapping[str, Any]
+
+    def adds_nothing(self) -> bool:
+        """Whether every B is zero, as LoRA begins."""
+        ups = (layer.lora_B[layer.active_adapters[0]] for layer in self.layers.values())
+        return not any(bool(p.any()) for up in ups for p in up.parameters())
+
+
+@dataclass(frozen=True)
+class Loan:
+    """What a run lends to a shared batch.
+
+    Attributes:
+        alike: What must be equal for runs to share one: base, rows at once, and how to decode.
+    """
+
+    adapter: Adapter
+    alike: tuple[Any, ...]
+
+
+def adapter(model: Any, base: Base) -> Adapter | None:
+    """The adapter of a model that is plain LoRA over a base as it is; None for any other."""
+    from peft.tuners.lora import layer as lora
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if not hasattr(model, "get_base_model") or hasattr(base.model, "peft_config"):
+        return None
+    named = model.get_base_model().named_modules()
+    layers: dict[str, Any] = {n: m for n, m in named if isinstance(m, BaseTunerLayer)}
+    if not all(type(one) is lora.Linear and _is_plain(one) for one in layers.values()):
+        return None
+    shared = {id(parameter) for parameter in base.model.parameters()}
+    for one in layers.values():
+        for part in (one.lora_A, one.lora_B):
+            shared.update(id(parameter) for parameter in part.parameters())
+    if any(id(parameter) not in shared for parameter in model.parameters()):
+        return None  # trained tokens, heads, biases, rewritten weights, DoRA's magnitudes
+    return Adapter(layers)
+
+
+def _is_plain(layer: Any) -> bool:
+    active = layer.active_adapters
+    return (
+        len(active) == 1
+        and active[0] in layer.lora_A
+        and active[0] not in layer.lora_variant
+        and not layer.merged
+        and not layer.disable_adapters
+    )
+
+
+def runs_at_once(prompts: Sequence[Tokens], batch_rows: int) -> int:
+    """How many runs may answer together; 1 if none should."""
+    rows = min(batch_rows, len(prompts))
+    tokens = rows * max(map(len, prompts), default=1)
+    return max(1, min(MOST_ROWS // max(1, rows), MOST_TOKENS // max(1, tokens)))
+
+
+class Mixer:
+    """Decodes for several runs, and knows for which shapes that changes no bit. For one thread."""
+
+    def __init__(self) -> None:
+        self._same: dict[tuple[str, Shape], bool] = {}
+        self.answered = 0  # prompts that were answered in shared batches
+
+    def decode(
+        self,
+        base: Base,
+        own: Any,
+        adapters: Sequence[Adapter],
+        config: Any,
+        prompts: Sequence[Tokens],
+        batch_rows: int,
+        between: generation.Between,
+    ) -> list[list[Tokens | None]]:
+        """What each run answers to the prompts, as it would alone; None where it has to be asked.
+
+        Args:
+            own: The model of the first run, in evaluation mode: what shapes are tried with.
+            config: As `generation.greedy` gives it, the same for all runs.
+        """
+        answers: list[list[Tokens | None]] = [[None] * len(prompts) for _ in adapters]
+        model = _body(base, own)
+        cut = generation.fitting(model, config, prompts)
+        for batch in generation.batches(cut, batch_rows):
+            ids, runs = [cut[i] for i in batch], len(adapters)
+            if not self._keeps_bits(base.name, model, own, adapters[0], config, ids, runs, between):
+                continue
+            with _mixing(model, adapters):
+                made = generation.answer_batch(model, config, ids * runs, between)
+            for place, answer in enumerate(made or ()):
+                answers[place // len(batch)][batch[place % len(batch)]] = tuple(answer)
+                self.answered += 1
+        return answers
+
+    def _keeps_bits(
+        self,
+        name: str,
+        model: Any,
+        own: Any,
+        adapter: Adapter,
+        config: Any,
+        ids: list[list[int]],
+        runs: int,
+        between: generation.Between,
+    ) -> bool:
+        """Whether the first run's logits are the same alone and in each place of a shared batch."""
+        shape = (runs, len(ids), max(map(len, ids)), torch.get_num_threads())
+        if (name, shape) not in self._same:
+            tried = partial(generation.first_logits, config=config, tokens=TRIED_TOKENS)
+            alone = tried(own, prompts=ids, between=between)
+            with _mixing(model, [adapter] * runs):
+                together = tried(model, prompts=ids * runs, between=between)
+            self._same[name, shape] = _equal(alone, together, runs)
+        return self._same[name, shape]
+
+
+def _equal(
+    alone: list[torch.Tensor] | None, together: list[torch.Tensor] | None, runs: int
+) -> bool:
+    if alone is None or together is None:
+        return False  # no memory for one of them
+    return all(
+        torch.equal(one.repeat(runs, 1), many) for one, many in zip(alone, together, strict=True)
+    )
+
+
+def _body(base: Base, own: Any) -> nn.Module:
+    """A module tree over the base's weights that decodes as a run's model does."""
+    model: Any = copy.deepcopy(base.model, {id(p): p for p in base.model.parameters()})
+    model.generation_config = copy.deepcopy(own.generation_config)
+    model.eval()
+    return model  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _mixing(model: nn.Module, adapters: Sequence[Adapter]) -> Iterator[None]:
+    """While inside, the model's rows are those of the adapters in turn, each as many."""
+    handles = []
+    for name in dict.fromkeys(name for one in adapters for name in one.layers):
+        layers = [one.layers.get(name) for one in adapters]
+        hook = partial(_add, layers)
+        handles.append(model.get_submodule(name).register_forward_hook(hook))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _add(layers: Sequence[Any], module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    """Add to each run's rows what its layer adds, as PEFT's Linear does in evaluation mode."""
+    rows = inputs[0]  # (runs x B, T, in); output (runs x B, T, out)
+    each = len(rows) // len(layers)
+    for place, layer in enumerate(layers):
+        if layer is None:
+            continue
+        name = layer.active_adapters[0]
+        down, up = layer.lora_A[name], layer.lora_B[name]
+        part = slice(place * each, (place + 1) * each)
+        output[part] += up(down(rows[part].to(down.weight.dtype))) * layer.scaling[name]
