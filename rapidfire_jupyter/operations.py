@@ -214,7 +214,7 @@ def _warm_source(fit: Fit, parent: Run, clone: int) -> int:
     """Copy the parent's state at its boundary into the clone's own folder."""
     if fit.executor.is_open(parent.id):
         report = fit.executor.command(parent.id, messages.AbortEvaluation())
-        assert isinstance(report, messages.Parked | messages.Observed | messages.Decoded)
+        assert isinstance(report, messages.Parked | messages.LEFT)
         if not isinstance(report, messages.Parked) or report.begun:
             fit.save(parent.id)
             fit.executor.flush()

@@ -216,3 +216,20 @@ def test_each_run_is_charged_for_its_own_answers(experiment):
         assert 0 < spent[run] < second[run]["eval_seconds"] < second[run]["seconds"]
     began, took = exp.events[0].time, sum(data["seconds"] for data in second.values())
     assert took < max(e.time for e in exp.events) - began
+
+
+@pytest.mark.parametrize("parent", [1, 2])
+def test_a_warm_clone_is_made_while_runs_answer_together(experiment, parent):
+    exp, handles = experiment(), []
+
+    def listen(event):
+        if event.kind == "slice_started" and event.data["step"] == 2 and not handles:
+            handles.append(exp.clone(parent, {"learning_rate": 1e-5}, warm=True))
+
+    exp._log.subscribe(listen)
+    grid = config(learning_rate=List([1e-2, 1e-3]))
+    exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, block=True, **GIVEN)
+
+    assert handles[0].wait(60).step == 2
+    assert [run.status for run in exp.runs] == ["completed"] * 3
+    assert [row["step"] for row in from_source(exp, parent, "generation")] == [2, 4]
