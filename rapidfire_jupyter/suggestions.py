@@ -231,7 +231,9 @@ def suggest(
         number = sum(isinstance(step, Asked) for step in steps)
         keys = {same_key(config) for config in known}
         for attempt in range(ATTEMPTS):
-            study.sampler = _sampler(search, search.sampler, (number, attempt))
+            # One that learns may be so sure that it only repeats itself.
+            kind = search.sampler if attempt < ATTEMPTS // 2 else "random"
+            study.sampler = _sampler(search, kind, (number, attempt))
             trial = study.ask()
             model = settled(chosen(search.configs, partial(_choose, trial)))
             config = model.build(trainer_type=search.trainer_type)

@@ -132,6 +132,16 @@ def test_no_config_is_suggested_twice_and_where_holds():
         replace(search, where=lambda c: False).runs()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sampler_that_is_sure_still_suggests_what_is_left(seed):
+    rates = List([1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
+    few = RFModelConfig("tiny", training_args=RFSFTConfig(learning_rate=rates, weight_decay=0.0))
+
+    configs, _ = played(RFOptuna(few, num_runs=5, sampler="tpe", seed=seed), 5)
+
+    assert {c.model.training_args.learning_rate for c in configs} == set(rates.values)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
