@@ -305,7 +305,11 @@ class Engine:
         watched, elsewhere = self._watch(fit, run, first_step, fit.owes(run, first_step))
         started -= elsewhere
         report = None
-        if fit.executor.is_open(run) and not self._exiting:
+        goes_on = fit.executor.is_open(run) and not self._exiting
+        if run in fit.ending and goes_on:
+            fit.complete(run)
+            return
+        if goes_on:
             report = self._advance(
                 fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started
             )
@@ -339,8 +343,12 @@ class Engine:
             moving_seconds=fit.executor.moving_seconds() - moving,
             cpu_seconds=time.process_time() - computed,
         )
-        if report.ending and not fit.owes(run, step):
-            fit.complete(run)  # else when it has answered: at its next turn
+        if not report.ending:
+            return
+        if fit.owes(run, step):
+            fit.ending.add(run)  # completed when it has answered: at its next turn
+        else:
+            fit.complete(run)
 
     def _watch(self, fit: Fit, run: int, step: int, answers: bool) -> tuple[float, float]:
         """Evaluate a parked run if that is due, and let it answer if it owes.

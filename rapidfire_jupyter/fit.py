@@ -67,6 +67,7 @@ class Fit:
         relieve: Whether a run that does not fit may be changed in every way that is documented.
         observed: Step of each run's newest chunk evaluation; `answered` of its newest answers.
         shared: What runs answered in another's turn, until their own.
+        ending: Runs that are past their last step and still owe answers.
         beside: Rows that were logged for a run by the engine since the run was opened.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
         oversight: Its policies and monitors; a later `run_fit` may give others.
@@ -93,6 +94,7 @@ class Fit:
     observed: dict[int, int] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
     shared: dict[int, Shared] = field(default_factory=dict)
+    ending: set[int] = field(default_factory=set)
     beside: dict[int, int] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
@@ -143,6 +145,7 @@ class Fit:
             self.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
         for seen in (self.beside, self.observed, self.answered, self.shared):
             seen.pop(run, None)
+        self.ending.discard(run)
         order = Order(run, self.configs[run], self.source(run))
         report = self.executor.open(order, resume)
         if isinstance(report, messages.Failed):

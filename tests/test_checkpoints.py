@@ -391,3 +391,48 @@ def test_nothing_stays_in_staging_and_every_folder_that_is_there_is_good(trained
         left = list((run.folder / checkpoints.STAGING).glob("*"))
         assert left == []
         assert [fault(folder) for _, folder in listed(run.folder)] == [""] * len(steps(run.folder))
+
+
+def test_the_best_weights_are_loaded_at_the_end_however_slowly_they_are_written(
+    experiment, monkeypatch
+):
+    waiting = []
+    accept, flush = Writer.accept, Writer.flush
+
+    def flush_all(writer):
+        while waiting:
+            accept(writer, waiting.pop(0))
+        flush(writer)
+
+    monkeypatch.setattr(Writer, "accept", lambda writer, job: waiting.append(job))
+    monkeypatch.setattr(Writer, "flush", flush_all)
+    args = RFSFTConfig(
+        learning_rate=1.0,
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_num_tokens",  # grows, so the first step is the best
+        greater_is_better=False,
+    )
+    config = RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=4, target_modules=["q_proj"]),
+        training_args=args,
+    )
+    exp = experiment()
+
+    # Answers are owed at the end, so the run is finished in a turn of its own.
+    exp.run_fit(config, tiny.create_model, tiny.sft_rows(12), tiny.sft_rows(4), num_chunks=1)
+    exp.wait()
+
+    run = exp.run(1)
+    state = json.loads((run.folder / "final" / "trainer_state.json").read_text())
+    assert run.status == "completed", run.trace
+    assert state["best_global_step"] == 1
+    best = load_file(run.folder / "checkpoints" / "checkpoint-1" / "adapter_model.safetensors")
+    final = load_file(run.folder / "final" / "adapter_model.safetensors")
+    assert all(torch.equal(value, best[name]) for name, value in final.items())
