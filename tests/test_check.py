@@ -175,7 +175,7 @@ def test_few_rows_and_an_unusual_share_for_evaluation_are_noted():
     report = check_data(rows_of(101), [{"prompt": "only", "completion": " one"}])
 
     assert "101 rows are few: under 1,000, runs may differ by chance" in texts(report)
-    assert "1.0% of all rows are for evaluation; 5 % to 20 % is usual" in texts(report)
+    assert "1.0 % of all rows are for evaluation; 5 % to 20 % is usual" in texts(report)
 
 
 def test_order_of_roles_is_reported_row_by_row():

@@ -69,7 +69,7 @@ def test_few_rows_and_an_unusual_share_to_evaluate_on_are_told_in_one_line_once(
     lines = [line for line in capsys.readouterr().out.splitlines() if "are few" in line]
     assert lines == [
         "data: train: 8 rows are few: under 1,000, runs may differ by chance; "
-        "eval: 50.0% of all rows are for evaluation; 5 % to 20 % is usual"
+        "eval: 50.0 % of all rows are for evaluation; 5 % to 20 % is usual"
     ]
 
 

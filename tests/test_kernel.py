@@ -347,7 +347,12 @@ def test_every_cell_shows_its_own_text_only_and_no_text_is_lost(notebook):
     )
     log = (notebook.folder / "rapidfire_experiments/talk/runs/1/train.log").read_text()
 
-    announced = "1 run\nno GPU found: training on the CPU (use_cpu=True)\n"
+    announced = (
+        "1 run\n"
+        "data: train: 12 rows are few: under 1,000, runs may differ by chance; "
+        "eval: 25.0 % of all rows are for evaluation; 5 % to 20 % is usual\n"
+        "no GPU found: training on the CPU (use_cpu=True)\n"
+    )
     assert first_text == notebook.texts[first] == announced
     assert notebook.texts[second] == "text of the second cell\n"
     assert notebook.texts[third] == ""

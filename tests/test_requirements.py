@@ -117,4 +117,5 @@ def test_a_quantised_base_and_vllm_need_their_packages(experiment, monkeypatch):
     vllm = vllm.copy(reward_funcs=[tiny.reward_length])
 
     assert "quantization_config needs a package" in refusal(experiment, packed, tiny.create_model)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert "pip install vllm, or leave it out" in refusal(experiment, vllm, tiny.create_model)

@@ -315,7 +315,7 @@ def sizes(train: Any, evaluation: Any) -> list[Finding]:
     if rows[0] is not None and rows[1] is not None:
         share = rows[1] / (rows[1] + rows[0])
         if not EVAL_SHARE[0] <= share <= EVAL_SHARE[1]:
-            text = f"{share:.1%} of all rows are for evaluation; 5 % to 20 % is usual"
+            text = f"{100 * share:.1f} % of all rows are for evaluation; 5 % to 20 % is usual"
             found.append(Finding("eval_share", "note", "eval", rows[1], (), text))
     return found
 

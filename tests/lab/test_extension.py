@@ -68,6 +68,14 @@ def sidebar(page):
     return page.locator(".rf-Sidebar")
 
 
+LOSSES = "() => [...document.querySelectorAll('.rf-Loss')].map(one => one.textContent).join()"
+
+
+def losses(page):
+    """The losses that the sidebar shows, which are others after each update."""
+    return page.evaluate(LOSSES)
+
+
 def guard_dialog(page):
     """The guard's question."""
     return page.locator(".jp-Dialog", has=page.locator(".rf-Guard"))
@@ -229,6 +237,9 @@ def test_the_running_panels_buttons_ask(training):
 
 def test_the_question_says_how_old_the_last_checkpoint_is(training):
     page = training
+    for _ in range(2):  # what is told next may still be from before the checkpoint
+        known = losses(page)
+        page.wait_for_function(f"known => ({LOSSES})() !== known", arg=known)
     command(page, "notebook:restart-kernel")
 
     text = guard_dialog(page).inner_text()
