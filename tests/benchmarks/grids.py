@@ -1,4 +1,4 @@
-"""Two grids of 48 configurations, trained once by the engine, with every chunk end evaluated.
+"""Three grids of 48 configurations, trained once by the engine, with every chunk end evaluated.
 
 The data are questions to a customer service with answers: a CSV file with the columns
 instruction, response and intent where one is given, else the project's demo data. The two bases are
@@ -105,7 +105,7 @@ def questions(csv_path):
 
 @dataclass(frozen=True)
 class Setting:
-    """The data and bases of both grids, in a folder.
+    """The data and bases of all grids, in a folder.
 
     Attributes:
         csv: Path of the questions and answers; None takes the demo data.
