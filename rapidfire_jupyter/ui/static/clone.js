@@ -11,17 +11,7 @@ function createClone(view, run) {
   const row = view.state.rows.get(run);
   const title = `Clone ${row ? runTitle(row) : `run ${run}`}`;
   const body = h("div", { class: "rf-formbody" }, h("p", { class: "rf-faint" }, "Reading its hyperparameters…"));
-  const element = h(
-    "section",
-    { class: "rf-form", "aria-label": title },
-    h(
-      "header",
-      null,
-      h("h3", { class: "rf-cut", title }, title),
-      button("Close", "close", () => view.closeForm()),
-    ),
-    body,
-  );
+  const element = formSection(view, title, body);
   /** @type {ReturnType<typeof cloneBody> | null} */
   let inner = null;
   view.ask("form", { run }).then(

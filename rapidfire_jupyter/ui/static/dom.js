@@ -150,3 +150,14 @@ function saveFile(/** @type {string} */ name, /** @type {Blob} */ blob) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
+
+/** A form's section: its title, a way to close it, and what it asks. */
+function formSection(/** @type {View} */ view, /** @type {string} */ title, /** @type {any} */ body) {
+  const header = h(
+    "header",
+    null,
+    h("h3", { class: "rf-cut", title }, title),
+    button("Close", "close", () => view.closeForm()),
+  );
+  return h("section", { class: "rf-form", "aria-label": title }, header, body);
+}

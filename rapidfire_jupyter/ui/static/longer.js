@@ -67,15 +67,9 @@ function createLonger(view, runs) {
     view.closeForm();
   }
   const title = runs.length > 1 ? `Train ${runs.length} finished runs longer` : `Train run ${runs[0]} longer`;
-  const element = h(
-    "section",
-    { class: "rf-form", "aria-label": title },
-    h(
-      "header",
-      null,
-      h("h3", null, title),
-      button("Close", "close", () => view.closeForm()),
-    ),
+  const element = formSection(
+    view,
+    title,
     h(
       "form",
       { class: "rf-longer", novalidate: true, onsubmit: send },

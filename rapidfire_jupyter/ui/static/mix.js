@@ -61,15 +61,9 @@ function createMix(view, runs) {
     view.closeForm();
   }
   const title = runs.length > 1 ? `Mix the tasks of ${runs.length} runs anew` : `Mix the tasks of run ${runs[0]} anew`;
-  const element = h(
-    "section",
-    { class: "rf-form", "aria-label": title },
-    h(
-      "header",
-      null,
-      h("h3", null, title),
-      button("Close", "close", () => view.closeForm()),
-    ),
+  const element = formSection(
+    view,
+    title,
     h(
       "form",
       { class: "rf-longer", novalidate: true, onsubmit: send },
