@@ -34,7 +34,6 @@ _ONLY_NUMBERS = frozenset(
             "save_steps",
             "seed",
             "data_seed",
-            "beta",
         )
     ]
 )
