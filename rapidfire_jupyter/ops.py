@@ -7,7 +7,7 @@ engine asks it at the boundary where the op would act, so an op is judged by wha
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rapidfire_jupyter import isolation, mixture
 from rapidfire_jupyter.errors import OpError
@@ -28,18 +28,7 @@ OpKind = Literal[
     "undo",
 ]
 Outcome = Literal["applied", "already", "refused"]
-KINDS: tuple[OpKind, ...] = (
-    "stop",
-    "resume",
-    "boost",
-    "mix",
-    "clone",
-    "delete",
-    "undelete",
-    "pause_all",
-    "resume_all",
-    "policy",
-)
+KINDS: tuple[OpKind, ...] = tuple(kind for kind in get_args(OpKind) if kind != "undo")
 WHOLE_EXPERIMENT: frozenset[str] = frozenset({"pause_all", "resume_all", "policy"})
 UNDO_SECONDS = 30.0
 

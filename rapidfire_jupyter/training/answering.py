@@ -4,7 +4,8 @@ The rows are picked evenly from the eval set, the same for all runs; a row whose
 cannot be told apart is not asked. Any: TRL trainers, tokenizers, JSON values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +103,14 @@ def as_texts(tokenizer: Any, answers: Sequence[Tokens]) -> list[str]:
     return [tokenizer.decode(list(ids), skip_special_tokens=True).strip() for ids in answers]
 
 
+@contextmanager
+def _answering(trainer: Any, max_new_tokens: int) -> Iterator[Any]:
+    """While inside, the model is in evaluation mode; gives how to decode, and changes nothing."""
+    with watching.untouched(trainer):
+        trainer.model.eval()
+        yield generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
+
+
 def answer(
     trainer: Any,
     prompts: Sequence[Tokens],
@@ -113,9 +122,7 @@ def answer(
     Args:
         between: Called after each token; may raise to leave.
     """
-    with watching.untouched(trainer):
-        trainer.model.eval()
-        config = generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
+    with _answering(trainer, max_new_tokens) as config:
         made = generation.decode(
             trainer.model, config, prompts, trainer.args.eval_batch_size, between
         )
@@ -145,9 +152,7 @@ def answer_together(
     Args:
         between: Called after each token; may raise to leave.
     """
-    with watching.untouched(trainer):
-        trainer.model.eval()
-        config = generation.greedy(trainer.model, _tokenizer(trainer), max_new_tokens)
+    with _answering(trainer, max_new_tokens) as config:
         made = mixer.decode(
             base,
             trainer.model,
@@ -170,7 +175,7 @@ def judge(
 
     Rows without references have no part in the metrics, except in the mean length.
     """
-    texts = [asked.tokenizer.decode(list(ids), skip_special_tokens=True).strip() for ids in answers]
+    texts = as_texts(asked.tokenizer, answers)
     known = [i for i, right in enumerate(asked.references) if right]
     predictions, right = [texts[i] for i in known], [asked.references[i] for i in known]
     own = scores.corpus_scores(predictions, right)
