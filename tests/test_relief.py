@@ -1,5 +1,6 @@
 """Memory runs out: that run alone goes on with smaller micro-batches, and says so."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,8 @@ from transformers.trainer_callback import ExportableState
 
 from rapidfire_jupyter import (
     Experiment,
+    RFConfig,
+    RFDistillationConfig,
     RFDPOConfig,
     RFGRPOConfig,
     RFLoraConfig,
@@ -318,7 +321,9 @@ def test_a_generation_of_one_prompt_that_is_too_large_fails_with_advice(experime
         (2, 2, {"generation_batch_size": 16}, {"generation_batch_size": 8}),
         (2, 4, {"steps_per_generation": 8}, {"steps_per_generation": 4}),
         (6, 2, {"num_generations": 6}, {"generation_batch_size": 6}),
-        (4, 1, {}, None),
+        (4, 1, {}, {"cache_implementation": "offloaded"}),
+        (4, 1, {"cache_implementation": "dynamic"}, None),
+        (4, 1, {"use_vllm": True}, None),
     ],
 )
 def test_a_generation_is_of_whole_groups_and_whole_micro_batches(rows, times, given, changes):
@@ -329,6 +334,85 @@ def test_a_generation_is_of_whole_groups_and_whole_micro_batches(rows, times, gi
 
     expected = changes and {f"training_args.{names.get(k, k)}": v for k, v in changes.items()}
     assert (found and dict(found.changes)) == expected
+
+
+def distilling(name, rows, times, model, teacher):
+    """A trainer that learns from a teacher, or from judged answers, and generates itself."""
+    plain_args = {"bf16": False, "report_to": "none"}
+    match name:
+        case "Distillation":
+            kind, data = RFDistillationConfig, tiny.grpo_rows(8)
+            plain_args = {"max_completion_length": 4}
+        case "GKD":
+            from trl.experimental.gkd import GKDConfig
+
+            kind, data = functools.partial(RFConfig, GKDConfig), tiny.sft_rows(8)
+            plain_args |= {"lmbda": 1.0, "max_new_tokens": 4}
+        case _:
+            from trl.experimental.online_dpo import OnlineDPOConfig
+
+            kind, data = functools.partial(RFConfig, OnlineDPOConfig), tiny.grpo_rows(8)
+            plain_args |= {"max_new_tokens": 4}
+    one = config(rows, times, model, kind, **plain_args)
+    beside = {"reward_funcs": [tiny.reward_length]} if name == "OnlineDPO" else {}
+    return one.copy(**beside or {"trainer_kwargs": {"teacher_model": teacher}}), data
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    tiny.model(hidden=48, layers=1, seed=5).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("name", "most"), [("GKD", 2), ("OnlineDPO", 4)])
+def test_what_generates_by_micro_batch_has_smaller_ones(experiment, tmp_path, teacher, name, most):
+    one, rows = distilling(name, 4, 1, {"most": most}, teacher)
+    exp = experiment()
+
+    exp.run_fit(one, small_device, rows, num_chunks=2, block=True)
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    assert adjusted(exp) == [
+        {
+            "training_args.per_device_train_batch_size": 2,
+            "training_args.gradient_accumulation_steps": 2,
+        }
+    ]
+    alerts = [e.data["text"] for e in exp.events if e.kind == "alert"]
+    summed = any("whose gradients TRL's OnlineDPO adds up" in text for text in alerts)
+    assert summed is (name == "OnlineDPO") and run.exact
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
+
+
+def test_distillation_generates_a_step_at_once_and_fails_with_what_helps(experiment, teacher):
+    one, rows = distilling("Distillation", 2, 2, {"most": 3}, teacher)
+    exp = experiment()
+
+    exp.run_fit(one, small_device, rows, num_chunks=2, block=True)
+
+    run = exp.run(1)
+    assert run.status == "failed" and not adjusted(exp)
+    assert "(Distillation generates those of a step at once)" in run.error
+    assert "a smaller max_completion_length, fewer rows per step" in run.error
+    found = relief.next_relief(one.build(), "generation", False, HAVE)
+    assert found.changes == {"training_args.cache_implementation": "offloaded"}
+    again = modify(one.build(), found.changes)
+    assert relief.next_relief(again, "generation", False, HAVE) is None
+
+
+def test_distillation_trains_on_smaller_micro_batches_of_what_it_generated(
+    experiment, tmp_path, teacher
+):
+    one, rows = distilling("Distillation", 4, 1, {"most": 3, "training_only": True}, teacher)
+    exp = experiment()
+
+    exp.run_fit(one, small_device, rows, num_chunks=2, block=True)
+
+    assert exp.run(1).status == "completed", exp.run(1).trace
+    assert adjusted(exp)[0]["training_args.per_device_train_batch_size"] == 2
+    assert_same(sliced(exp.run(1)), plain(exp.run(1), tmp_path / "plain"))
 
 
 def test_an_evaluation_batch_of_completions_is_of_whole_groups():
@@ -408,7 +492,7 @@ def test_an_error_that_was_caused_by_a_lack_of_memory_counts_and_others_do_not()
     assert memory.exhausted(RuntimeError("size mismatch")) == ""
 
 
-HAVE = relief.Means(eight_bit=True, gpu=True, by_name=True, fresh=True)
+HAVE = relief.Means(eight_bit=True, gpu=True, cuda=True, by_name=True, fresh=True)
 
 
 def test_auto_takes_the_documented_order():
@@ -425,7 +509,7 @@ def test_auto_takes_the_documented_order():
         "with micro-batches of 1 x 4 in place of 2 x 2 rows",
         "on a base in 4 bit (QLoRA)",
     ]
-    trained = relief.Means(eight_bit=True, gpu=False, by_name=True, fresh=False)
+    trained = relief.Means(eight_bit=True, gpu=False, cuda=False, by_name=True, fresh=False)
     first = relief.next_relief(config(4, 1).build(), "training", True, trained)
     assert "micro-batches" in first.text  # optimizer and base stay once there is a checkpoint
 
@@ -451,7 +535,7 @@ def test_a_level_that_needs_a_package_and_an_unknown_one_are_refused_in_the_cell
     with pytest.raises(ConfigError, match="memory must be one of 'auto', 'level1'"):
         exp.run_fit(config(), small_device, rows, memory="level4")
     with pytest.raises(ConfigError, match="pip install bitsandbytes"):
-        relief.at_level(config().build(), "level2", relief.Means(False, True, True, True))
+        relief.at_level(config().build(), "level2", relief.Means(False, True, True, True, True))
 
 
 def test_auto_checkpoints_gradients_before_it_makes_batches_smaller(experiment, tmp_path):

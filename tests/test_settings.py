@@ -127,6 +127,15 @@ def test_label_smoothing_is_refused_where_the_loss_takes_no_notice_of_it(experim
         experiment().run_fit(config, tiny.create_model, rows(8))
 
 
+@pytest.mark.skipif(not ON_CPU, reason="possible here")
+def test_a_cache_in_host_memory_is_refused_without_a_gpu(experiment):
+    args = RFGRPOConfig(cache_implementation="offloaded")
+    config = RFModelConfig("tiny", training_args=args, reward_funcs=[tiny.reward_length])
+
+    with pytest.raises(ConfigError, match="cache_implementation='offloaded' needs a CUDA GPU"):
+        experiment().run_fit(config, tiny.create_model, tiny.grpo_rows(8))
+
+
 def test_label_smoothing_is_refused_with_a_loss_that_has_none(experiment):
     with pytest.raises(ConfigError, match="use loss_type='nll'"):
         experiment().run_fit(

@@ -2,8 +2,9 @@
 
 Where memory ran out in a step, its micro-batch becomes smaller and more of them are accumulated:
 the same rows in each optimizer step. Where it ran out as completions were generated, fewer of them
-are generated at a time, again for the same step. Where it ran out in an evaluation, that one's
-batch is halved.
+are generated at a time, again for the same step; where TRL has no argument for that, and as the
+last thing elsewhere, the cache of keys and values waits in host memory. Where it ran out in an
+evaluation, that one's batch is halved.
 With `memory="auto"` what costs less comes first: gradient checkpointing, an 8-bit optimizer,
 activations in host memory, then smaller micro-batches, then a base in 4 bit. `memory="level1"` to
 "level3" take these steps before anything is tried.
@@ -31,8 +32,8 @@ _ADVICE = (
     f"smaller max_length, optim='adamw_8bit', {_ANYHOW}"
 )
 _GENERATION_ADVICE = (
-    "memory ran out while completions were generated, and fewer at a time are not to be had: use a "
-    f"smaller max_completion_length, fewer num_generations, {_ANYHOW}"
+    "memory ran out while completions were generated, and fewer at a time are not to be had{why}: "
+    f"use a smaller {{length}}, {{fewer}}{_ANYHOW}"
 )
 
 
@@ -58,12 +59,14 @@ class Means:
     Attributes:
         eight_bit: bitsandbytes is there.
         gpu: There is an accelerator to take activations and 4-bit weights from.
+        cuda: It is one from which transformers can take a cache of keys and values.
         by_name: The model is loaded by its name, with `model_kwargs`.
         fresh: The run has no checkpoint, so optimizer and base may still change.
     """
 
     eight_bit: bool
     gpu: bool
+    cuda: bool
     by_name: bool
     fresh: bool
 
@@ -71,7 +74,8 @@ class Means:
 def means(by_name: bool, fresh: bool) -> Means:
     """The means there are here."""
     found = importlib.util.find_spec("bitsandbytes") is not None
-    return Means(found, torch.accelerator.is_available(), by_name, fresh)
+    cuda = torch.cuda.is_available()
+    return Means(found, torch.accelerator.is_available(), cuda, by_name, fresh)
 
 
 def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Relief | None:
@@ -87,9 +91,18 @@ def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Rel
     return None
 
 
-def advice(phase: Phase) -> str:
+def advice(config: RunConfig, phase: Phase) -> str:
     """What to do about a run for which nothing is left to try."""
-    return _GENERATION_ADVICE if phase == "generation" else _ADVICE
+    if phase != "generation":
+        return _ADVICE
+    args, why, fewer = config.model.training_args, "", ""
+    if hasattr(args, "num_generations"):
+        fewer = "fewer num_generations, "
+    elif config.trainer.own_order:
+        why = f" ({config.trainer.name} generates those of a step at once)"
+        fewer = "fewer rows per step (per_device_train_batch_size), "
+    length = "max_completion_length" if hasattr(args, "max_completion_length") else "max_new_tokens"
+    return _GENERATION_ADVICE.format(why=why, length=length, fewer=fewer)
 
 
 def at_level(config: RunConfig, level: str, have: Means) -> RunConfig:
@@ -152,6 +165,15 @@ def _generation(config: RunConfig, have: Means) -> Relief | None:
     return smaller_generation(config)
 
 
+def _cache(config: RunConfig, have: Means) -> Relief | None:
+    args = config.model.training_args
+    known = getattr(args, "cache_implementation", "none to be had")
+    if known is not None or not have.cuda or getattr(args, "use_vllm", False):
+        return None
+    changes = {"training_args.cache_implementation": "offloaded"}
+    return Relief(changes, "with the cache of keys and values in host memory as it generates")
+
+
 def _eval_batch(config: RunConfig, have: Means) -> Relief | None:
     return smaller_eval_batch(config)
 
@@ -189,12 +211,12 @@ _NF4 = {
 _Steps = dict[Phase, tuple[Callable[[RunConfig, Means], Relief | None], ...]]
 _ALWAYS: _Steps = {
     "training": (_micro_batch,),
-    "generation": (_generation,),
+    "generation": (_generation, _cache),
     "evaluation": (_eval_batch,),
 }
 _AUTO: _Steps = {
     "training": (_checkpointing, _optimizer, _offloading, _micro_batch, _four_bit),
-    "generation": (_generation, _four_bit),
+    "generation": (_generation, _cache, _four_bit),
     "evaluation": (_eval_batch,),
 }
 
@@ -215,11 +237,20 @@ def smaller_micro_batch(config: RunConfig) -> Relief | None:
         changes = {"per_device_train_batch_size": less, "gradient_accumulation_steps": more}
         if generated is not None and "steps_per_generation" in args.given:
             changes["steps_per_generation"] = generated // less
-        return Relief(
-            {f"training_args.{name}": value for name, value in changes.items()},
-            f"with micro-batches of {less} x {more} in place of {size} x {times} rows",
-        )
+        text = f"with micro-batches of {less} x {more} in place of {size} x {times} rows"
+        if _sums_gradients(config):
+            text += f", whose gradients TRL's {config.trainer.name} adds up and does not average"
+        return Relief({f"training_args.{name}": value for name, value in changes.items()}, text)
     return None
+
+
+def _sums_gradients(config: RunConfig) -> bool:
+    """Whether a step's gradient grows with its micro-batches: OnlineDPO has its own training_step.
+
+    Adam takes no notice of a gradient's size, but clipping by max_grad_norm does.
+    """
+    mro = config.trainer.cls.__mro__ if config.trainer.cls is not None else ()
+    return any(one.__name__ == "OnlineDPOTrainer" for one in mro)
 
 
 def fewer_tokens(tokens: int) -> Relief | None:
@@ -235,7 +266,8 @@ def smaller_generation(config: RunConfig) -> Relief | None:
 
     GRPO and RLOO generate the whole completions of some prompts, in whole micro-batches, and may do
     so several times for a step: its prompts and their completions stay as many as they were.
-    Distillation generates those of a step at once; others a micro-batch at a time.
+    Distillation generates those of a step at once, and TRL has no argument for fewer; GKD and
+    OnlineDPO generate a micro-batch at a time.
     """
     args = config.model.training_args
     group = getattr(args, "num_generations", None)

@@ -55,6 +55,11 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
         _need("use_liger_kernel=True", "liger_kernel", "liger-kernel", "leave it out")
     if values.get("use_vllm"):
         _need("use_vllm=True", "vllm", "vllm", "leave it out: transformers generates then")
+    cache = str(values.get("cache_implementation") or "")
+    if cache.startswith("offloaded") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"cache_implementation={cache!r} needs a CUDA GPU, found none; leave it out"
+        )
     method = _facts(model_kwargs.get("quantization_config")).get("quant_method", "")
     if getattr(method, "value", method) == "bitsandbytes":
         _need("quantization_config", "bitsandbytes", "bitsandbytes", "leave it out")
