@@ -171,7 +171,9 @@ def compare(
     ledger = known(exp)
     metric = pick_metric(ledger.rows, metric)
     noise, runs = repeating.noise_floor(exp.state, ledger.rows, metric, mode)
-    found = ranking.compare(exp.state, ledger.rows, first, second, metric, mode, noise)
+    found = ranking.compare(
+        exp.state, ledger.rows, first, second, metric, mode, noise, ledger.measures
+    )
     names = [f"run {first}", f"run {second}"]
     rows: list[dict[str, Any]] = [{"": metric, **dict(zip(names, found.values, strict=True))}]
     rows += [{"": key, names[0]: a, names[1]: b} for key, a, b in found.differences]
@@ -232,12 +234,12 @@ def _ranked(
     """At a given place; else at the end if all is done, at the same fraction while runs train."""
     state = exp.state
     if at is not None:
-        return ranking.rank(state, ledger.rows, metric, mode, at, noise)
+        return ranking.rank(state, ledger.rows, metric, mode, at, noise, ledger.measures)
     training = any(run.status in ACTIVE for run in state.runs.values())
     ranking.check_logged(list(state.runs.values()), ledger.rows, metric)
     for place in ("same_fraction", "end") if training else ("end", "same_fraction"):
         try:
-            found = ranking.rank(state, ledger.rows, metric, mode, place, noise)
+            found = ranking.rank(state, ledger.rows, metric, mode, place, noise, ledger.measures)
         except OpError:  # nothing was trained as far
             continue
         if found.best is not None:

@@ -37,10 +37,11 @@ def preview(state: State, measures: Measures) -> Cost | None:
     seconds: dict[int, float] = {}
     steps: dict[int, int] = {}
     for one in measures.slices:
-        if one.run in state.runs and one.steps > 0:
+        if one.run in state.runs:
             seconds[one.run] = seconds.get(one.run, 0.0) + one.seconds
             steps[one.run] = steps.get(one.run, 0) + one.steps
             moving += one.moving_seconds or 0.0
+    steps = {run: count for run, count in steps.items() if count}
     lengths = [run.total_steps for run in state.runs.values() if run.total_steps]
     if not steps or not lengths:
         return None

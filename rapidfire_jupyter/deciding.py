@@ -8,7 +8,7 @@ a person's; `by` says whose they are.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +38,11 @@ logger = logging.getLogger(__name__)
 DISK_SECONDS = 60.0  # the disk is looked at this often
 MOST_ROUNDS = 20  # of decisions that follow from each other, in one go
 _NEWS = frozenset({"run_completed", "run_failed", "op", "fit_started", "attached"})
+# Lets a run that is to be stopped answer first what it owes; False if Python ends meanwhile.
+Settle = Callable[[Fit, int], bool]
 
 
-def look(fit: Fit) -> None:
+def look(fit: Fit, settle: Settle) -> None:
     """Let monitors and policies look at what is new, and do what they ask for.
 
     A fault in one of them is told as an alert and ends its work in this kernel, not training.
@@ -50,7 +52,7 @@ def look(fit: Fit) -> None:
     """
     try:
         if not fit.at_fault:
-            _look(fit)
+            _look(fit, settle)
     except OSError:
         raise
     except Exception as error:  # ours, or a value that nobody thought of
@@ -58,17 +60,15 @@ def look(fit: Fit) -> None:
         fit.at_fault, fit.search = True, None
         what = f"policies and monitors failed ({type(error).__name__}: {error})"
         fit.emit("alert", text=f"{what}; they are off in this kernel, training goes on")
-    fit.undecided = False
+    came = fit.news or bool(fit.log.since(fit.ledger.next_seq))  # meanwhile
+    fit.undecided = came and not fit.at_fault
 
 
 def watch(fit: Fit) -> None:
     """Let monitors look at what is new."""
-    known = fit.ledger
     if time.monotonic() >= fit.disk_seen_at + DISK_SECONDS:
         fit.measure_disk()
-    events = fit.log.since(known.next_seq)
-    known.read(events)
-    fit.news = fit.news or any(_is_news(fit, event) for event in events)
+    known, events = fit.ledger, _read(fit)
     changed = {e.run for e in events if e.kind in ("logged", "slice_ended") and e.run is not None}
     runs = {i: fit.state.runs[i] for i in sorted(changed) if i in fit.state.runs}
     part = replace(fit.state, runs=runs)
@@ -76,6 +76,14 @@ def watch(fit: Fit) -> None:
     found = monitors.look(fit.oversight.monitors, part, known.rows, known.measures, now)
     for alert in monitors.new(found, known.told):
         _raise(fit, alert)
+
+
+def _read(fit: Fit) -> list[Event]:
+    """Take in the events that are new."""
+    events = fit.log.since(fit.ledger.next_seq)
+    fit.ledger.read(events)
+    fit.news = fit.news or any(_is_news(fit, event) for event in events)
+    return events
 
 
 def _is_news(fit: Fit, event: Event) -> bool:
@@ -99,16 +107,18 @@ def _note(fit: Fit, text: str) -> None:
         logger.warning(text)
 
 
-def _look(fit: Fit) -> None:
+def _look(fit: Fit, settle: Settle) -> None:
     if not fit.ledger.next_seq:
-        _ask_again(fit)
+        _ask_again(fit, settle)
     watch(fit)
     _tell_cost(fit)
     rounds = 0
     while fit.news and rounds < MOST_ROUNDS:
-        fit.news = any([_decide(fit, mode) for mode in ("on", "dry-run")])
+        fit.news = False
+        decided = [_decide(fit, mode, settle) for mode in ("on", "dry-run")]
+        _read(fit)
+        fit.news = fit.news or any(decided)
         rounds += 1
-        fit.ledger.read(fit.log.since(fit.ledger.next_seq))
     fit.news = False
     _refill(fit)
 
@@ -130,7 +140,7 @@ def _tell_cost(fit: Fit) -> None:
 def _refill(fit: Fit) -> None:
     """Begin the runs that a search suggests, as long as there are too few."""
     while fit.search is not None:
-        fit.ledger.read(fit.log.since(fit.ledger.next_seq))
+        _read(fit)
         rows, events = fit.ledger.rows, fit.log.events
         due = suggestions.refill(fit.search, fit.state, fit.configs, rows, events)
         handles = [_perform(fit, op, reason) for op, reason in due]
@@ -138,12 +148,13 @@ def _refill(fit: Fit) -> None:
             return
 
 
-def _decide(fit: Fit, mode: switches.Mode) -> bool:
+def _decide(fit: Fit, mode: switches.Mode, settle: Settle) -> bool:
     """Ask the policies that act, or those that only tell; gives whether they decided anything."""
     asked, dry_run = switches.at_work(fit.oversight, fit.state, mode), mode == "dry-run"
     if not asked:
         return False
-    known = fit.ledger.read(fit.log.since(fit.ledger.next_seq))
+    _read(fit)
+    known = fit.ledger
     state, memory = fit.state, known.memory
     if dry_run:
         memory = known.rehearsed
@@ -156,12 +167,15 @@ def _decide(fit: Fit, mode: switches.Mode) -> bool:
     if found:
         fit.emit("decisions", sync=True, **decisions.to_data(found, dry_run))
     if not dry_run:
-        _perform_all(fit, found)
+        _perform_all(fit, found, settle)
     return bool(found)
 
 
-def _perform_all(fit: Fit, taken: Iterable[Decision]) -> None:
-    """Ask for the ops of decisions; none stops to make room for clones that cannot be made."""
+def _perform_all(fit: Fit, taken: Iterable[Decision], settle: Settle) -> None:
+    """Ask for the ops of decisions; none stops to make room for clones that cannot be made.
+
+    Where Python ends meanwhile the others are left to the next kernel.
+    """
     cloned: dict[tuple[str, str], bool] = {}
     for one in taken:
         if one.op is None:
@@ -172,6 +186,8 @@ def _perform_all(fit: Fit, taken: Iterable[Decision]) -> None:
             known = fit.state.runs.get(one.op.run or 0)
             fit.record(one.op, Verdict("refused", why), known.step if known else None)
             continue
+        if one.op.kind == "stop" and one.op.run is not None and not settle(fit, one.op.run):
+            return
         handle = _perform(fit, one.op, one.reason)
         if one.op.kind == "clone":
             cloned[place] = cloned.get(place, False) or handle.status != "refused"
@@ -187,11 +203,12 @@ def rehearsed(events: Iterable[Event]) -> list[Decision]:
     ]
 
 
-def _ask_again(fit: Fit) -> None:
+def _ask_again(fit: Fit, settle: Settle) -> None:
     """Do what an earlier kernel decided and died before."""
     acting = switches.at_work(fit.oversight, fit.state, "on")
     waiting = decisions.unanswered(fit.log.since(0))
-    _perform_all(fit, (d for d in waiting if any(switches.owns(one, d) for one in acting)))
+    mine = [d for d in waiting if any(switches.owns(one, d) for one in acting)]
+    _perform_all(fit, mine, settle)
 
 
 def _perform(fit: Fit, op: Op, why: str) -> OpHandle:

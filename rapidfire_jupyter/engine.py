@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,10 @@ from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
 from rapidfire_jupyter.oversight import Oversight
+from rapidfire_jupyter.slicing import Slice
 from rapidfire_jupyter.state import Run
 from rapidfire_jupyter.training import memory, messages
+from rapidfire_jupyter.training.gauge import Reading
 from rapidfire_jupyter.undo import opposite
 
 logger = logging.getLogger(__name__)
@@ -161,23 +163,48 @@ class Engine:
                     raise OpError("the experiment is not training here; run its run_fit cell first")
                 told = {}
                 for run in message.runs:
-                    with self._turn_lock:
-                        self._turn = fit, run
-                    told[run] = observing.reply(fit, run, ask, self._between)
+                    with self._training(fit, run):
+                        told[run] = observing.reply(fit, run, ask, self._between)
                 message.reply.set_result(told)
             except Exception as error:
                 message.reply.set_exception(error)
-            finally:
-                with self._turn_lock:
-                    self._turn = None
+
+    @contextlib.contextmanager
+    def _training(self, fit: Fit, run: int) -> Iterator[None]:
+        """While inside, a run has the turn: whoever wants something interrupts it.
+
+        Cells that training is held for come first.
+        """
+        while True:
+            with self._turn_lock:
+                if self._exiting or not self._hold.is_set():
+                    self._turn = fit, run
+                    break
+            self._wait(holding=True)
+        try:
+            yield
+        finally:
+            with self._turn_lock:
+                self._turn = None
 
     def _decide(self) -> None:
         for fit in list(self._fits):
-            if fit.undecided and not fit.halted:
+            if _undecided(fit):
                 try:
-                    deciding.look(fit)
+                    deciding.look(fit, self._settle)
                 except OSError as error:
                     self._halt(fit, error)
+
+    def _settle(self, fit: Fit, run: int) -> bool:
+        """Let a run that is to be stopped answer first what it owes; False if Python ends."""
+        step = fit.state.runs[run].step
+        if fit.executor.is_open(run) and fit.owes(run, step):
+            with self._training(fit, run):
+                if self._between(fit, run):
+                    observing.begin(fit, run, step)
+                if fit.executor.is_open(run) and not self._exiting:
+                    observing.pay(fit, run, step, self._between)
+        return not self._exiting
 
     def _wait(self, holding: bool) -> None:
         """Nothing to train: wait for a message (or for the end of a hold, or of an undo period)."""
@@ -186,7 +213,7 @@ class Engine:
             self._tidied = None
         self._held.set()
         try:
-            soon = holding or self._deferred
+            soon = holding or self._deferred or any(map(_undecided, self._fits))
             seconds = 0.02 if soon else (1.0 if self._trash() else None)
             message = self._inbox.get(timeout=seconds)
         except queue.Empty:
@@ -267,9 +294,11 @@ class Engine:
                 return fit, fresh[0]
             ready = fit.configs.keys() & fit.state.runs.keys()
             turns = scheduler.turns(fit.state, ready, fit.executor.base_to_stay_on())
+            owing = fit.owing() & fit.asked if fit.asked else set()
+            fit.asked = owing & set(turns)
             if turns and best is None:
                 fit.executor.expect(turns)
-                best = fit, turns[0]
+                best = fit, next((i for i in turns if i in fit.asked), turns[0])
         return best
 
     def _take_turn(self, fit: Fit, run: int) -> None:
@@ -297,32 +326,30 @@ class Engine:
     # ---- a run's turn ----
 
     def _slice(self, fit: Fit, run: int) -> None:
-        known = fit.state.runs[run]
-        started, first_step, computed = time.monotonic(), known.step, time.process_time()
-        moving = fit.executor.moving_seconds()
-        memory.begin_peak()
-        fit.emit("slice_started", run, step=first_step)
-        watched, elsewhere = self._watch(fit, run, first_step, fit.owes(run, first_step))
-        started -= elsewhere
-        report = None
-        goes_on = fit.executor.is_open(run) and not self._exiting
-        if run in fit.ending and goes_on:
-            fit.complete(run)
+        known, told = fit.state.runs[run], Slice(fit, run)
+        owes = fit.owes(run, known.step)
+        self._watch(fit, run, known.step, told, owes)
+        if self._exiting or not fit.executor.is_open(run):
             return
-        if goes_on:
-            report = self._advance(
-                fit, run, scheduler.slice_end(known, fit.pace.slice_steps), started
-            )
+        if owes:  # others do too before anybody trains on, and policies look at all answers
+            fit.asked = fit.owing()
+            told.end(known.step, Reading())
+        if run in fit.ending:
+            fit.complete(run)
+        if owes or run in fit.ending:
+            return
+        until = scheduler.slice_end(known, fit.pace.slice_steps)
+        report, read = self._advance(fit, run, until, told.started)
         if isinstance(report, messages.Finished):  # nothing was left to train
             fit.keep_finished(run, report.step)
         if not isinstance(report, messages.Parked):
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
-        trained = time.monotonic() - started - watched
-        told = states.chunks_done(ends, fit.state.runs[run].step)
-        chunks = states.chunks_done(ends, step) - told
+        trained = told.seconds() - told.watched
+        before = states.chunks_done(ends, fit.state.runs[run].step)
+        chunks = states.chunks_done(ends, step) - before
         fit.moved(run, step)  # ops during its evaluation find it where it is
-        watched += self._watch(fit, run, step, answers=False)[0]
+        self._watch(fit, run, step, told, answers=False)
         if not self._exiting and fit.executor.is_open(run):
             observing.thin(fit, run, step, (trained, chunks), self._between)
         if self._exiting or not fit.executor.is_open(run):
@@ -331,18 +358,7 @@ class Engine:
             fit.save(run)
         if not fit.executor.is_open(run):
             return
-        fit.emit(
-            "slice_ended",
-            run,
-            step=step,
-            steps=step - first_step,
-            seconds=time.monotonic() - started,
-            rss_bytes=memory.process_bytes(),
-            device_bytes=memory.peak_bytes(),
-            eval_seconds=watched,
-            moving_seconds=fit.executor.moving_seconds() - moving,
-            cpu_seconds=time.process_time() - computed,
-        )
+        told.end(step, read)
         if not report.ending:
             return
         if fit.owes(run, step):
@@ -350,30 +366,28 @@ class Engine:
         else:
             fit.complete(run)
 
-    def _watch(self, fit: Fit, run: int, step: int, answers: bool) -> tuple[float, float]:
-        """Evaluate a parked run if that is due, and let it answer if it owes.
-
-        Returns:
-            Seconds that this took of the run's account, and how many of them were not now, but in
-            another run's turn; less than 0 if others answered in this one.
-        """
+    def _watch(self, fit: Fit, run: int, step: int, told: Slice, answers: bool) -> None:
+        """Evaluate a parked run if that is due, and let it answer if it is to."""
         started, elsewhere = time.monotonic(), 0.0
         if not (answers or fit.unobserved(run, step)):
-            return 0.0, 0.0
+            return
         observing.begin(fit, run, step)
         if fit.executor.is_open(run):
             observing.observe(fit, run, step, self._between)
         if answers and fit.executor.is_open(run) and not self._exiting:
             elsewhere = observing.pay(fit, run, step, self._between)
-        return time.monotonic() - started + elsewhere, elsewhere
+        told.watched += time.monotonic() - started + elsewhere
+        told.elsewhere += elsewhere
 
-    def _advance(self, fit: Fit, run: int, until: int, started: float) -> messages.Report | None:
+    def _advance(
+        self, fit: Fit, run: int, until: int, started: float
+    ) -> tuple[messages.Report | None, Reading]:
         """Train until the slice ends, answering the inbox at boundaries on the way.
 
         Returns:
-            The last report; None if an op ended this run's slice early.
+            The last report, None if an op ended this run's slice early; and what was measured.
         """
-        pace = fit.pace
+        pace, read = fit.pace, Reading()
         fit.begun.add(run)
         if not self._inbox.empty() or self._hold.is_set():
             fit.executor.ask(run, True)
@@ -384,9 +398,11 @@ class Engine:
             report = fit.executor.command(run, messages.Advance(until, deadline))
             if isinstance(report, messages.Failed):
                 fit.failed(run, report)
-                return None
+                return None, read
+            if isinstance(report, messages.Parked):
+                read += report.read
             if not isinstance(report, messages.Parked) or report.ending:
-                return report
+                return report, read
             fit.executor.ask(run, False)
             if not self._inbox.empty():
                 fit.moved(run, report.step)
@@ -395,19 +411,19 @@ class Engine:
             self._read_inbox()
             known = fit.state.runs.get(run)
             if self._exiting or known is None or not fit.executor.is_open(run):
-                return None
+                return None, read
             if known.status not in ("queued", "running"):
-                return fit.executor.command(run, messages.AbortEvaluation())
+                return fit.executor.command(run, messages.AbortEvaluation()), read
             now = time.monotonic()
             if report.in_evaluation:
                 continue
             if report.save_wanted or now >= fit.saved_at[run] + pace.checkpoint_seconds:
                 fit.save(run)
             if not fit.executor.is_open(run):
-                return None
+                return None, read
             over = pace.slice_seconds is not None and now >= started + pace.slice_seconds
             if report.step >= until or over or self._asks:
-                return report
+                return report, read
 
     def _between(self, fit: Fit, run: int) -> bool:
         """Answer the inbox while a run is parked in an evaluation; False if it has to end."""
@@ -496,6 +512,11 @@ class Engine:
         for fit, run in self._trash():
             if time.time() - run.deleted_at > UNDO_SECONDS:
                 folders.remove_from_trash(fit.folder, run.id)
+
+
+def _undecided(fit: Fit) -> bool:
+    """Whether policies are to look at something now; they wait for answers that are on the way."""
+    return fit.undecided and not fit.halted and not fit.asked
 
 
 _engine: Engine | None = None

@@ -68,6 +68,7 @@ class Fit:
         observed: Step of each run's newest chunk evaluation; `answered` of its newest answers.
         shared: What runs answered in another's turn, until their own.
         ending: Runs that are past their last step and still owe answers.
+        asked: Runs that answer before any trains on, since one of them has.
         beside: Rows that were logged for a run by the engine since the run was opened.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
         oversight: Its policies and monitors; a later `run_fit` may give others.
@@ -95,6 +96,7 @@ class Fit:
     answered: dict[int, int] = field(default_factory=dict)
     shared: dict[int, Shared] = field(default_factory=dict)
     ending: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
     beside: dict[int, int] = field(default_factory=dict)
     prepared: set[int] = field(default_factory=set)
     begun: set[int] = field(default_factory=set)
@@ -248,6 +250,11 @@ class Fit:
         """Whether a run that is parked at this step has to answer its prompts here."""
         asked = self.executor.data.generate_rows > 0 and self._due("answers", run, step)
         return asked and self._newest(self.answered, "generation", run) < step
+
+    def owing(self) -> set[int]:
+        """Open runs that owe answers where they are."""
+        runs = (r for r in self.state.runs.values() if r.status in states.ACTIVE)
+        return {r.id for r in runs if self.executor.is_open(r.id) and self.owes(r.id, r.step)}
 
     def _due(self, kind: thinning.Kind, run: int, step: int) -> bool:
         ends = self.state.runs[run].chunk_ends

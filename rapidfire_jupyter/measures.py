@@ -4,6 +4,7 @@
 stays silent.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,7 @@ _MEASURED = (
 
 
 def measured(events: Iterable[Event], before: Measures | None = None) -> Measures:
-    """Read measures from the event log: `slice_ended` with what it carries, and `disk`.
+    """Read measures from the event log: what `slice_ended` carries, `row_losses`, and `disk`.
 
     Args:
         events: In order.
@@ -89,6 +90,7 @@ def measured(events: Iterable[Event], before: Measures | None = None) -> Measure
     """
     before = before if before is not None else Measures()
     slices, disk, open_slice = list(before.slices), list(before.disk), before.open_slice
+    examples = dict(before.examples)
     for event in events:
         data: Mapping[str, Any] = event.data  # Any: JSON values
         if event.kind == "slice_started" and event.run is not None:
@@ -101,9 +103,12 @@ def measured(events: Iterable[Event], before: Measures | None = None) -> Measure
             open_slice = None
         elif event.kind in ("attached", "ended") or _leaves(event, open_slice):
             open_slice = None
+        elif event.kind == "row_losses" and event.run is not None:
+            losses = (math.nan if one is None else one for one in data["losses"])
+            examples[event.run, data["step"]] = tuple(losses)
         elif event.kind == "disk":
             disk.append(Disk(event.time, data["free_bytes"], data.get("needed_bytes", 0.0)))
-    return Measures(tuple(slices), tuple(disk), open_slice, before.examples)
+    return Measures(tuple(slices), tuple(disk), open_slice, examples)
 
 
 def _leaves(event: Event, open_slice: tuple[int, float] | None) -> bool:

@@ -4,6 +4,7 @@ Answers are owed: a run that reached a chunk end pays them at the latest before 
 finished. Everything here happens in the engine's thread; what it finds becomes logged rows.
 """
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable
@@ -39,6 +40,9 @@ def observe(fit: Fit, run: int, step: int, between: Between) -> None:
     if not isinstance(report, messages.Observed):
         return
     if report.metrics is not None:
+        if report.losses:
+            known = [one if math.isfinite(one) else None for one in report.losses]
+            fit.emit("row_losses", run, step=step, losses=known)
         row = {**report.metrics, "step": step}
         fit.log_row(run, row, "chunk", seconds=time.monotonic() - started)
     fit.observed[run] = step

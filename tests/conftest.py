@@ -41,6 +41,7 @@ TRAINING = {
     "relief",
     "residency",
     "rewards",
+    "row_losses",
     "script",
     "settings",
     "storm",

@@ -21,6 +21,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
     Threshold,
+    samples,
     showing,
     webhooks,
 )
@@ -92,6 +93,52 @@ def test_halving_stops_the_losers_of_a_real_grid_and_the_winner_finishes(experim
     assert done and all(finals)
     for again, event in replayed(exp):
         assert again == [(d.policy, d.key, d.op, d.reason) for d in of_event(event)]
+
+
+def test_a_run_that_a_policy_stops_answers_first_as_it_would_without_it(experiment):
+    asked = {"generate_rows": 6, "max_new_tokens": 6, "eval_budget": 1.0}
+    alone = cells(experiment("alone"), **asked)
+    exp = cells(experiment("judged"), policies=[Halving(eta=2)], **asked)
+
+    stopped = [run for run in exp.state.runs.values() if run.status == "stopped"]
+    assert len(stopped) >= 3
+    for run in stopped:
+        assert run.step in run.chunk_ends
+        assert samples.read(exp.run(run.id).folder, run.step) == samples.read(
+            alone.run(run.id).folder, run.step
+        )
+        answered = [
+            e.seq
+            for e in exp.events
+            if e.kind == "logged" and e.run == run.id and e.data["source"] == "generation"
+        ]
+        [gone] = [e.seq for e in ops(exp) if e.run == run.id and e.data["kind"] == "stop"]
+        assert answered[-1] < gone
+
+
+def test_policies_judge_answers_before_any_run_trains_on(experiment):
+    exp = cells(
+        experiment(),
+        grid(RATES[1:5]),
+        policies=[Halving(eta=2, metric="eval_chrf", first=0.25)],
+        generate_rows=6,
+        max_new_tokens=6,
+        eval_budget=1.0,
+    )
+
+    first = next(e for e in exp.events if e.kind == "decisions")
+    before = [e for e in exp.events if e.seq < first.seq and e.kind == "advanced"]
+    assert {e.run: e.data["step"] for e in before} == {1: 6, 2: 6, 3: 6, 4: 6}
+    answered = [
+        e.run
+        for e in exp.events
+        if e.seq < first.seq
+        and e.kind == "logged"
+        and "eval_chrf" in e.data["row"]
+        and e.data["row"]["step"] == 6
+    ]
+    assert sorted(answered) == [1, 2, 3, 4]
+    assert any(run.status == "stopped" for run in exp.runs)
 
 
 def test_a_person_who_resumes_a_stopped_run_overrules_the_policy(experiment):

@@ -34,6 +34,7 @@ from rapidfire_jupyter.training import (
     answering,
     checkpoints,
     estimates,
+    gauge,
     memory,
     output,
     rollback,
@@ -127,6 +128,7 @@ class Coroutine:
         self._extra: dict[str, Any] = checkpoints.read_extra(self._resume) if self._resume else {}
         self._trainer: Any = None
         self._base: Base | None = None
+        self._gauge: gauge.Gauge | None = None
         self._context: Any = None
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
@@ -211,6 +213,8 @@ class Coroutine:
             self._mark_neighbours()
         if self._task is not None and self._task.room is not None:
             self._task.room.park(self._trainer)
+        if isinstance(report, Parked) and self._gauge is not None:
+            report = replace(report, read=self._gauge.read())
         while True:
             self._context.leave()
             self._reports.put(report)
@@ -261,6 +265,8 @@ class Coroutine:
                 "learning_rate, set max_grad_norm, or look at the rows of this step"
             )
         self._mark_neighbours()
+        if self._gauge is not None:
+            self._gauge.sample()
         aligned = step % self._schedule.multiple == 0
         if aligned and self._may_mark:
             self._mark = rollback.mark(trainer, self._rows)
@@ -344,12 +350,13 @@ class Coroutine:
         datasets = {name: _some(one, count) for name, one in given.items()}
         self._watching_evaluation = True
         try:
-            metrics = watching.chunk_evaluation(self._trainer, datasets, _Watcher(self))
+            metrics, losses = watching.chunk_evaluation(self._trainer, datasets, _Watcher(self))
         except _LeaveEvaluation:
             return Observed(None, self._step(), left=True)
         finally:
             self._watching_evaluation = False
-        return Observed(clean_row(metrics, self._warn), self._step())
+        row = clean_row(metrics, self._warn)
+        return Observed(row, self._step(), losses=tuple(losses))
 
     def _asked(self) -> answering.Sheet:
         """What this run is asked at chunk ends; made once."""
@@ -681,6 +688,7 @@ class Coroutine:
     def on_train_begin(self, trainer: Any) -> None:
         """After a checkpoint was loaded: what its files lack."""
         self._begun = True
+        self._gauge = gauge.Gauge(trainer)
         self._may_mark = rollback.can_mark(trainer)
         state, extra = trainer.state, self._extra
         if not extra:
@@ -749,7 +757,7 @@ class Coroutine:
     def _release(self) -> None:
         """Let go of everything, so that nothing of the run outlives its thread."""
         trainer = self._trainer
-        self._trainer = self._task = self._base = None
+        self._trainer = self._task = self._base = self._gauge = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
         self._init_training_state = None
         if trainer is not None:

@@ -1,7 +1,7 @@
 """What the engine and a run's thread say to each other: commands in, reports out, plain data."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import checkpoints, trainers
 from rapidfire_jupyter.training.estimates import Footprint
 from rapidfire_jupyter.training.frozen import FrozenModels
+from rapidfire_jupyter.training.gauge import Reading
 from rapidfire_jupyter.training.memory import Phase
 from rapidfire_jupyter.training.mixed import Loan, Mixer
 from rapidfire_jupyter.training.models import Base
@@ -174,6 +175,7 @@ class Parked:
         save_wanted: The user's save strategy asks for a checkpoint here.
         ending: This was the last step.
         begun: `train()` has been entered in this session; before that there is nothing to save.
+        read: What was measured since the report before.
     """
 
     step: int
@@ -181,6 +183,7 @@ class Parked:
     save_wanted: bool = False
     ending: bool = False
     begun: bool = True
+    read: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True)
@@ -207,11 +210,13 @@ class Observed:
     Attributes:
         metrics: None if there are none: the trainer evaluates by itself, or it was left early.
         left: It was left early, and is to be done again.
+        losses: Of single eval rows; none where they are not known.
     """
 
     metrics: dict[str, float] | None
     step: int
     left: bool = False
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from rapidfire_jupyter.errors import DataError
+from rapidfire_jupyter.training import row_losses
 from rapidfire_jupyter.training.checkpoints import RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
 from rapidfire_jupyter.training.metrics import named, of_all_tasks, with_perplexity
@@ -178,22 +179,29 @@ def _pieces(decode: Any, ids: list[int], learned: list[bool]) -> list[list[Any]]
     ]
 
 
-def chunk_evaluation(trainer: Any, datasets: Mapping[str, Any], on_batch: Any) -> dict[str, float]:
+def chunk_evaluation(
+    trainer: Any, datasets: Mapping[str, Any], on_batch: Any
+) -> tuple[dict[str, float], list[float]]:
     """Evaluate as TRL does, without its callbacks and without a row in its log.
 
     Args:
         datasets: Rows that the trainer prepared, by the name of their task; a single data set has
             an empty name. Any: datasets.Dataset.
         on_batch: Its `on_prediction_step` is called after each batch. Any: a TrainerCallback.
+
+    Returns:
+        The metrics; and the loss of each row of a single data set, as `row_losses.collected` says.
     """
+    if "" in datasets:
+        with row_losses.collected(trainer, datasets[""]) as losses:
+            row = _evaluated(trainer, datasets[""], on_batch)
+        return with_perplexity(row, trainer), losses
     rows = {name: _evaluated(trainer, one, on_batch) for name, one in datasets.items()}
-    if "" in rows:
-        return with_perplexity(rows[""], trainer)
     by_task = {name: named(row, name) for name, row in rows.items()}
     metrics = of_all_tasks(by_task)
     for row in by_task.values():
         metrics |= row
-    return with_perplexity(metrics, trainer, by_task)
+    return with_perplexity(metrics, trainer, by_task), []
 
 
 def _evaluated(trainer: Any, dataset: Any, on_batch: Any) -> dict[str, float]:

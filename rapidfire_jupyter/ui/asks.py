@@ -100,7 +100,7 @@ def _seconds(actions: Actions, run: int) -> dict[str, str]:
         return {}
     whole = sum(one["seconds"] for one in slices)
     told = {"seconds.slices": f"{whole:,.1f} s in {len(slices)}"}
-    for kind in ("eval", "moving"):
+    for kind in ("eval", "fetch", "moving"):
         part = sum(one.get(f"{kind}_seconds", 0.0) for one in slices)
         told[f"seconds.{kind}"] = f"{part:,.1f} s ({100 * part / max(whole, 1e-9):.1f} %)"
     return told
