@@ -159,6 +159,13 @@ GONE: dict[str, str] = {
     "eval_dataset": "give it to run_fit",
 }
 
+# Why other trainers lack an argument that some have, and what they have instead.
+ONLY_THERE: dict[str, str] = {
+    "max_tokens_per_batch": "KTO's loss compares each row with its whole batch, and trainers that "
+    "generate make their batches within the step; use a smaller per_device_train_batch_size and "
+    "more gradient_accumulation_steps",
+}
+
 SECRETS = frozenset({"hub_token", "token", "use_auth_token", "api_key"})  # never written or shown
 
 
@@ -172,11 +179,11 @@ class Argument:
 
 
 # Training arguments that are ours; TRL's config objects never see them.
+_BY_TOKENS = {"max_tokens_per_batch": Argument(int | None)}
 OURS: dict[str, dict[str, Argument]] = {
-    "SFTConfig": {
-        "rdrop_alpha": Argument(float, 0.0),
-        "max_tokens_per_batch": Argument(int | None),
-    }
+    "SFTConfig": {"rdrop_alpha": Argument(float, 0.0), **_BY_TOKENS},
+    "DPOConfig": _BY_TOKENS,
+    "RewardConfig": _BY_TOKENS,
 }
 
 

@@ -20,6 +20,7 @@ from rapidfire_jupyter.recorded import (
     WRAPPERS,
     Recorded,
     RFConfig,
+    RFDPOConfig,
     RFLoraConfig,
     RFSFTConfig,
     as_recorded,
@@ -180,6 +181,7 @@ class RFModelConfig(Recorded):
             model = model.copy(peft_config=peft.copy(task_type="SEQ_CLS"))
         if isinstance(model.training_args, RFSFTConfig):
             _check_rdrop(model)
+        if getattr(model.training_args, "max_tokens_per_batch", None):
             _check_token_budget(model)
         if model.mixture is not None:
             model = model.copy(mixture=mixtures.checked(model.mixture))
@@ -241,14 +243,27 @@ def _check_rdrop(model: RFModelConfig) -> None:
         raise ConfigError(f"{asked} and compute_loss_func are two losses; drop one")
 
 
+# Losses of DPO that are no mean over pairs.
+_OF_BATCHES = {"sft": "is a mean over tokens", "aot": "sorts a batch", "aot_unpaired": "sorts one"}
+
+
 def _check_token_budget(model: RFModelConfig) -> None:
-    """Refuse a token budget where batches are no padded rows."""
+    """Refuse a token budget where batches are no padded rows, or parts are not the same loss."""
     args = model.training_args
+    asked = f"max_tokens_per_batch={args.max_tokens_per_batch}"
     for name in ("packing", "padding_free"):
-        if args.max_tokens_per_batch and getattr(args, name):
+        if getattr(args, name, False):
             raise ConfigError(
-                f"max_tokens_per_batch={args.max_tokens_per_batch} cuts batches of padded rows, "
-                f"got {name}=True, which leaves no padding; drop one"
+                f"{asked} cuts batches of padded rows, got {name}=True, which leaves no padding; "
+                "drop one"
+            )
+    if not isinstance(args, RFDPOConfig):
+        return
+    for loss in [args.loss_type] if isinstance(args.loss_type, str) else args.loss_type or []:
+        if loss in _OF_BATCHES:
+            raise ConfigError(
+                f"{asked} needs a loss that is a mean over pairs, got loss_type={loss!r}, which "
+                f"{_OF_BATCHES[loss]}; drop one"
             )
 
 

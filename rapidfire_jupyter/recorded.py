@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from rapidfire_jupyter.arguments import (
     GONE,
+    ONLY_THERE,
     OURS,
     RENAMED,
     SECRETS,
@@ -124,7 +125,10 @@ class RFSFTConfig(Recorded):
 
 
 class RFDPOConfig(Recorded):
-    """Arguments of `trl.DPOConfig`; each may be a List or Range."""
+    """Arguments of `trl.DPOConfig`, and `max_tokens_per_batch`; each may be a List or Range.
+
+    It is as in `RFSFTConfig`; a pair stays together and counts as two rows.
+    """
 
     target = ("trl", "DPOConfig")
 
@@ -148,7 +152,10 @@ class RFKTOConfig(Recorded):
 
 
 class RFRewardConfig(Recorded):
-    """Arguments of `trl.RewardConfig`; each may be a List or Range."""
+    """Arguments of `trl.RewardConfig`, and `max_tokens_per_batch`; each may be a List or Range.
+
+    It is as in `RFSFTConfig`; a pair stays together and counts as two rows.
+    """
 
     target = ("trl", "RewardConfig")
 
@@ -325,5 +332,6 @@ def unknown(cls: type[Recorded], name: str) -> str:
         others = [c for c in Recorded.__subclasses__() if c is not RFConfig]
         owners = [c.__name__ for c in others if now in c.arguments()]
         if owners:
-            return f"{text}; {now!r} is an argument of {', '.join(owners)}"
+            why = f": {ONLY_THERE[now]}" if now in ONLY_THERE else ""
+            return f"{text}; {now!r} is an argument of {', '.join(owners)}{why}"
     return text + (closest(name, known) or f"; see help({'.'.join(cls.target)})")

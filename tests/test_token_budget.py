@@ -5,7 +5,16 @@ import tiny
 import torch
 from oracle import assert_same, plain, sliced
 
-from rapidfire_jupyter import RFDPOConfig, RFGridSearch, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter import (
+    RFDPOConfig,
+    RFGridSearch,
+    RFGRPOConfig,
+    RFKTOConfig,
+    RFLoraConfig,
+    RFModelConfig,
+    RFRewardConfig,
+    RFSFTConfig,
+)
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.training.token_budget import parts_of, split
 
@@ -16,7 +25,8 @@ def watched(config):
     """The tiny model; it tells which batches it was given, and may hold only so many tokens."""
     kwargs = dict(config["model_kwargs"])
     most = kwargs.pop("most", 10**9)
-    model = tiny.model(**kwargs)
+    scores = config["model_type"] == "sequence_classification"
+    model = tiny.model(**kwargs, scores=scores)
 
     def before(module, inputs):
         if torch.is_grad_enabled():
@@ -28,7 +38,7 @@ def watched(config):
     return model, tiny.tokenizer()
 
 
-def config(tokens=None, rows=8, times=1, model=None, peft=None, **given):
+def config(tokens=None, rows=8, times=1, model=None, peft=None, kind=RFSFTConfig, **given):
     args = {
         "learning_rate": 1e-2,
         "logging_steps": 1,
@@ -42,7 +52,7 @@ def config(tokens=None, rows=8, times=1, model=None, peft=None, **given):
     return RFModelConfig(
         "tiny",
         peft_config=RFLoraConfig(**lora),
-        training_args=RFSFTConfig(**args),
+        training_args=kind(**args),
         model_kwargs=model or {},
     )
 
@@ -51,6 +61,18 @@ def rows(count=20):
     """Rows of very different lengths."""
     return [
         {"prompt": f"{n} ", "completion": " " + tiny.sentence(n, 40 if n % 7 == 0 else 3 + n % 4)}
+        for n in range(count)
+    ]
+
+
+def pairs(count=20):
+    """Pairs of very different lengths; of some only the rejected answer is long."""
+    return [
+        {
+            "prompt": f"{n} ",
+            "chosen": " " + tiny.sentence(n, 40 if n % 7 == 0 else 3 + n % 4),
+            "rejected": " " + tiny.sentence(n + 1, 40 if n % 5 == 0 else 2 + n % 3),
+        }
         for n in range(count)
     ]
 
@@ -92,6 +114,19 @@ def test_a_part_has_all_of_its_rows_and_no_column_that_they_all_pad(left):
         for row, number in zip(part["input_ids"], part["weight"].tolist(), strict=True):
             assert row[row > 0].tolist() == ids[number][ids[number] > 0].tolist()
     assert split({"input_ids": ids, "attention_mask": mask}, 99, 4)[0]["input_ids"].shape == (3, 8)
+
+
+def test_pairs_stay_together_and_count_as_two_rows():
+    lengths = [2, 7, 3, 3, 1, 2]  # pairs of 3, 7 and 3 at most
+    mask = torch.tensor([[1] * n + [0] * (8 - n) for n in lengths])
+    batch = {"input_ids": mask * torch.arange(1, 7)[:, None], "attention_mask": mask}
+
+    parts = split({**batch, "margin": torch.arange(3)}, 13, pairs=True)
+
+    assert [p["margin"].tolist() for p in parts] == [[1], [0, 2]]
+    assert [p["input_ids"][:, 0].tolist() for p in parts] == [[2, 5], [1, 3, 4, 6]]
+    assert [tuple(p["input_ids"].shape) for p in parts] == [(2, 7), (4, 3)]
+    assert len(split({**batch, "margin": torch.arange(3)}, 11, pairs=True)) == 3
 
 
 def test_batches_that_are_not_padded_rows_are_refused():
@@ -141,6 +176,56 @@ def test_steps_are_those_of_a_fixed_split_and_stay_within_the_budget(experiment)
     assert in_training[64] == in_training[None]
 
 
+PAIRS = {
+    "DPO": {"kind": RFDPOConfig},
+    "ipo": {"kind": RFDPOConfig, "loss_type": ["ipo", "sigmoid"], "loss_weights": [0.5, 1.0]},
+    "weighted": {"kind": RFDPOConfig, "use_weighting": True, "ld_alpha": 0.5},
+    "Reward": {"kind": RFRewardConfig, "center_rewards_coefficient": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_steps_of_pairs_are_those_of_unsplit_batches_in_loss_and_all_metrics(experiment, name):
+    found, shapes = {}, {}
+    for tokens in (None, 64):
+        seen.clear()
+        exp = experiment(f"exp-{tokens}")
+        one = config(tokens, rows=4, times=2, bf16=False, **PAIRS[name])
+        exp.run_fit(one, watched, pairs(), num_chunks=2, eval_rows=0, block=True)
+        run = exp.run(1)
+        assert run.status == "completed", run.trace
+        found[tokens] = [row for row in run.rows if "loss" in row]
+        shapes[tokens] = list(seen)
+
+    assert len(found[64]) == 2 * 3  # two epochs of three steps: 8 + 8 + 4 pairs
+    timed = {"time", "wall_time"}
+    for split_up, whole in zip(found[64], found[None], strict=True):
+        assert split_up.keys() == whole.keys()
+        for key in split_up.keys() - timed:
+            assert split_up[key] == pytest.approx(whole[key], rel=1e-4, abs=1e-5), key
+    assert max(rows * width for rows, width in shapes[64] if rows > 2) <= 64
+    padded = {tokens: sum(r * w for r, w in found) for tokens, found in shapes.items()}
+    assert padded[64] < 0.8 * padded[None]
+    assert len({sum(r for r, _ in found) for found in shapes.values()}) == 1
+
+
+def test_sliced_runs_of_pairs_in_parts_equal_their_plain_trl_scripts(experiment, tmp_path):
+    for kind, given in ((RFDPOConfig, {"bf16": True}), (RFRewardConfig, {})):
+        exp = experiment(kind.__name__)
+        group = [
+            config(64, kind=kind, model={"dropout": 0.1}, logging_steps=3),
+            config(96, rows=3, times=2, kind=kind, peft={"lora_dropout": 0.1}, **given),
+        ]
+
+        exp.run_fit(group, watched, pairs(), pairs(4), num_chunks=3, slice_steps=1, block=True)
+
+        for run in exp.runs:
+            assert run.status == "completed", run.trace
+            assert run.exact
+            folder = tmp_path / f"{kind.__name__}-{run.id}"
+            assert_same(sliced(run), plain(run, folder), f"{kind.__name__} {run.id}")
+
+
 def test_where_memory_runs_out_the_budget_is_halved(experiment):
     exp = experiment()
 
@@ -160,5 +245,14 @@ def test_what_leaves_no_padding_and_other_trainers_are_refused_in_the_cell():
         RFGridSearch(config(64, padding_free=True), "SFT").runs()
     with pytest.raises(ConfigError, match="max_tokens_per_batch must be >= 1, got 0"):
         RFSFTConfig(max_tokens_per_batch=0)
-    with pytest.raises(ConfigError, match="max_tokens_per_batch"):
-        RFDPOConfig(max_tokens_per_batch=64)
+    there = "RFSFTConfig, RFDPOConfig, RFRewardConfig: KTO's loss compares each row"
+    for kind in (RFKTOConfig, RFGRPOConfig):
+        with pytest.raises(ConfigError, match=there):
+            kind(max_tokens_per_batch=64)
+
+
+@pytest.mark.parametrize("loss, why", [("sft", "is a mean over tokens"), ("aot", "sorts a batch")])
+def test_losses_that_are_no_mean_over_pairs_are_refused_in_the_cell(loss, why):
+    with pytest.raises(ConfigError, match=f"got loss_type='{loss}', which {why}"):
+        RFGridSearch(config(64, kind=RFDPOConfig, loss_type=["sigmoid", loss]), "DPO").runs()
+    RFGridSearch(config(kind=RFDPOConfig, loss_type=loss), "DPO").runs()
