@@ -4,7 +4,8 @@ import pytest
 import tiny
 
 from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
-from rapidfire_jupyter.training import watching
+from rapidfire_jupyter.errors import RapidFireError
+from rapidfire_jupyter.training import coroutine, watching
 
 ROWS = tiny.sft_rows(12)
 
@@ -92,3 +93,39 @@ def test_a_rehearsal_that_fails_is_no_other_run_s(experiment, rehearsed):
     assert [rate for rate, _ in rehearsed] == [1e-2, 1e-3]
     assert [run.status for run in exp.runs] == ["failed"] * 2
     assert all("do not fit together" in run.error for run in exp.runs)
+
+
+def test_an_adapter_that_does_not_reach_the_model_is_refused_by_every_run(
+    experiment, rehearsed, monkeypatch
+):
+    def refused(model):
+        raise RapidFireError("the adapter does not reach the model's forward")
+
+    monkeypatch.setattr(coroutine, "check_adapter_reaches", refused)
+    exp = experiment()
+    exp.run_fit([config(learning_rate=1e-2), config(learning_rate=1e-3)], tiny.create_model, ROWS)
+    exp.wait()
+
+    assert [run.status for run in exp.runs] == ["failed"] * 2
+    assert all("does not reach" in run.error for run in exp.runs)
+    assert not rehearsed
+
+
+def test_the_check_that_an_adapter_reaches_the_model_is_made_with_the_rehearsal(
+    experiment, monkeypatch
+):
+    checked = []
+    original = coroutine.check_adapter_reaches
+    monkeypatch.setattr(
+        coroutine, "check_adapter_reaches", lambda model: checked.append(original(model))
+    )
+    exp = experiment()
+    exp.run_fit(
+        [config(learning_rate=1e-2), config(learning_rate=1e-3), config(r=8)],
+        tiny.create_model,
+        ROWS,
+    )
+    exp.wait()
+
+    assert [run.status for run in exp.runs] == ["completed"] * 3
+    assert len(checked) == 2

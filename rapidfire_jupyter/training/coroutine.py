@@ -464,8 +464,9 @@ class Coroutine:
         needs = estimates.footprint(trainer, base.model)
         if task.room is not None:  # what is sure must fit before anything is tried
             task.room.take(trainer, needs)
-        with watching.untouched(trainer):
-            check_adapter_reaches(trainer.model)
+        if self._extra or not task.rehearsals.knows(task.config):  # the like of it was checked
+            with watching.untouched(trainer):
+                check_adapter_reaches(trainer.model)
         schedule = self._schedule = trainers.make_schedule(
             trainer, task.config, task.data.plan, rows
         )

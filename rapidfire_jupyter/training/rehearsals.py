@@ -72,6 +72,10 @@ class Rehearsals:
             self._kept[key] = (config, rehearse())
         return self._kept[key][1]
 
+    def knows(self, config: RunConfig) -> bool:
+        """Whether there is a rehearsal of a run like this one."""
+        return same_key(config, leaving_out=_ONLY_NUMBERS) in self._kept
+
     def clear(self) -> None:
         """Forget all."""
         self._kept.clear()
