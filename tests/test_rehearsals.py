@@ -128,4 +128,4 @@ def test_the_check_that_an_adapter_reaches_the_model_is_made_with_the_rehearsal(
     exp.wait()
 
     assert [run.status for run in exp.runs] == ["completed"] * 3
-    assert len(checked) == 2
+    assert len(checked) == 2, [(e.run, e.kind) for e in exp.events]
