@@ -61,6 +61,7 @@ def doctor(known: Iterable[Experiment]) -> str:
         f"rapidfire_jupyter {__version__}, Python {sys.version.split()[0]}",
         *version_lines({package: _version(package) for package in BOUNDS}),
         f"device   {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores",
+        *use_lines(cuda, importlib.util.find_spec("pynvml") is not None),
         f"memory   {_memory_text(cuda)}",
         f"numbers  {precision_advice(*_precision_facts(cuda))}",
         f"disk     {free_gb:.1f} GB free in {Path.cwd()}",
@@ -71,6 +72,17 @@ def doctor(known: Iterable[Experiment]) -> str:
         alerts = [e.data["text"] for e in exp.events if e.kind == "alert" and "text" in e.data]
         lines += [status_text(exp), *(f"  alert: {text}" for text in alerts[-3:])]
     return "\n".join(lines)
+
+
+def use_lines(cuda: bool, library: bool) -> list[str]:
+    """A line where nothing tells how busy the GPU is.
+
+    Args:
+        library: Whether the driver's Python library is installed.
+    """
+    if not cuda or library:
+        return []
+    return ["use      not measured: how busy the GPU is needs pip install nvidia-ml-py"]
 
 
 def _memory_text(cuda: bool) -> str:

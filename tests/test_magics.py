@@ -655,3 +655,10 @@ def test_doctor_reports_versions_and_failures(main):
     assert "bad: idle; 2 runs (2 failed)" in report
     assert "run 1 failed: ValueError: no such model" in report
     main.good("bad.end()")
+
+
+def test_the_doctor_says_what_tells_how_busy_a_gpu_is():
+    assert doctor.use_lines(cuda=True, library=False) == [
+        "use      not measured: how busy the GPU is needs pip install nvidia-ml-py"
+    ]
+    assert doctor.use_lines(cuda=True, library=True) == doctor.use_lines(False, False) == []

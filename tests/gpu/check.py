@@ -405,6 +405,22 @@ def _trained(events):
     return max(e.time for e in events if e.kind == "run_completed") - first
 
 
+def slices_tell_what_the_device_did(checks):
+    """Tokens and waiting on any device, its use where the driver tells it."""
+    exp = checks.fit([checks.config(seed) for seed in (1, 2)])
+    exp.wait()
+    completed(exp)
+    slices = [e.data for e in exp.events if e.kind == "slice_ended" and e.data["steps"]]
+    tokens = sum(one.get("tokens", 0) for one in slices)
+    waited = sum(one["fetch_seconds"] for one in slices) / sum(one["seconds"] for one in slices)
+    used = [one["utilisation"] for one in slices if "utilisation" in one]
+    told = f"{100 * sum(used) / len(used):.0f} %" if used else "not told (nvidia-ml-py, MIG)"
+    good = tokens > 0 and 0 <= waited < 1 and all(0 <= one <= 1 for one in used)
+    figures = f"{tokens} tokens, {100 * waited:.1f} % waiting, device use {told}"
+    checks.line(good, "slices tell what the device did", figures)
+    exp.end()
+
+
 CHECKS = [
     slicing_is_exact,
     hand_overs_are_quick,
@@ -415,6 +431,7 @@ CHECKS = [
     parts_by_tokens_are_the_same_steps,
     precisions_train_beside_each_other,
     an_added_run_costs_its_adapter,
+    slices_tell_what_the_device_did,
 ]
 
 
