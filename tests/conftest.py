@@ -13,6 +13,7 @@ TRAINING = {
     "changed_bases",
     "checkpoints",
     "deciding",
+    "eight_bit",
     "exactness",
     "experiment",
     "faults",

@@ -71,13 +71,16 @@ def assert_same(mine, theirs, what=""):
     assert optimizer["param_groups"] == other_optimizer["param_groups"], what
     assert optimizer["state"].keys() == other_optimizer["state"].keys(), what
     for key, state in optimizer["state"].items():
-        for name, value in state.items():
-            same = (
-                torch.equal(value, other_optimizer["state"][key][name])
-                if torch.is_tensor(value)
-                else None
-            )
+        theirs = _flat(other_optimizer["state"][key])
+        for name, value in _flat(state).items():
+            same = torch.equal(value, theirs[name]) if torch.is_tensor(value) else None
             assert same is not False, f"{what}: optimizer {key}.{name} differs"
+
+
+def _flat(state: dict) -> dict:
+    """A parameter's optimizer state; bitsandbytes puts quantised parts into a dict within it."""
+    inner = [value for value in state.values() if isinstance(value, dict)]
+    return {key: value for part in (state, *inner) for key, value in part.items()}
 
 
 def _execute(folder: str, path: list[str]) -> None:

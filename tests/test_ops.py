@@ -182,6 +182,28 @@ def test_a_warm_clone_with_another_batch_size_goes_on_at_the_same_rows(experimen
     assert [r["step"] for r in clone.rows if "loss" in r] == [3, 4, 5, 6, 7, 8]
 
 
+def test_a_warm_clone_keeps_moments_that_are_no_tensors_of_the_parameters_shape(experiment):
+    exp = experiment()
+    changes = [{"logging_steps": 2}, {"lora_alpha": 16}]
+    cloned = at(exp, 1, 4, lambda: [exp.clone(1, one, warm=True) for one in changes])
+
+    exp.run_fit(
+        config(num_train_epochs=2, optim="adafactor"),
+        tiny.create_model,
+        tiny.sft_rows(12),
+        num_chunks=2,
+        block=True,
+    )
+    cloned[0][0].wait(30)
+    with pytest.raises(OpError, match="lora_alpha scale what the optimizer keeps, and that of 'ad"):
+        cloned[0][1].wait(30)
+    exp.wait()
+
+    parent, clone = exp.run(1), exp.run(2)
+    assert clone.status == "completed", clone.trace
+    assert_same((*sliced(clone)[:2], []), (*sliced(parent)[:2], []), "clone")
+
+
 def test_what_a_warm_clone_cannot_keep_is_refused_with_the_reason_and_offered_cold(experiment):
     exp = experiment()
     exp.run_fit(config(), tiny.create_model, tiny.sft_rows(8), num_chunks=2, block=True)

@@ -1,5 +1,7 @@
 """Each way to train part of a model: it learns, is exact, and leaves the shared base as it was."""
 
+import importlib.util
+
 import peft
 import pytest
 import tiny
@@ -25,6 +27,7 @@ METHODS = {
     "olora": lora(init_lora_weights="olora"),
     "gaussian": lora(init_lora_weights="gaussian"),
     "orthogonal": lora(init_lora_weights="orthogonal"),
+    "mica": lora(init_lora_weights="mica"),
     "patterns": lora(rank_pattern={"q_proj": 8}, alpha_pattern={"v_proj": 2}),
     "layers": lora(layers_to_transform=[0]),
     "bias": lora(bias="lora_only", lora_bias=False),
@@ -221,6 +224,24 @@ def test_what_trl_cannot_train_is_refused_in_the_cell(experiment, method):
         exp.run_fit(config("plain").copy(peft_config=adapter), tiny.create_model, tiny.sft_rows(16))
 
     assert str(refused.value).startswith("run 1: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="possible here")
+@pytest.mark.parametrize("installed", [False, True])
+def test_loftq_is_refused_without_its_package_or_a_gpu(experiment, monkeypatch, installed):
+    real = importlib.util.find_spec
+
+    def find_spec(name, *given):
+        return installed or None if name == "bitsandbytes" else real(name, *given)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    text = "on a CUDA or XPU GPU, found none" if installed else r"pip install bitsandbytes \(extra"
+    adapter = lora(init_lora_weights="loftq", loftq_config={"loftq_bits": 4, "loftq_iter": 1})
+
+    with pytest.raises(ConfigError, match=f"init_lora_weights='loftq'.*{text}.*use.*'pissa'"):
+        experiment().run_fit(
+            config("plain").copy(peft_config=adapter), tiny.create_model, tiny.sft_rows(16)
+        )
 
 
 def test_an_initialisation_from_data_is_refused_for_a_base_that_nothing_has_prepared(experiment):

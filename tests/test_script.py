@@ -67,6 +67,23 @@ class Pad:
         return DataCollatorForLanguageModeling(self.tokenizer.pad_token_id)(rows)
 
 
+@dataclasses.dataclass
+class Packed:
+    """A dataclass that keeps more than its fields, as BitsAndBytesConfig does."""
+
+    name: str
+
+    def __init__(self, name="packed", bits=8):
+        self.name, self._bits = name, bits
+
+
+def test_what_a_dataclass_keeps_beside_its_fields_is_in_the_script(tmp_path):
+    writer = Writer(tmp_path)
+
+    assert writer.value(Packed("other")) == "Packed(name='other')"
+    assert "_bits=4" in writer.value(Packed(bits=4))
+
+
 class Count(tiny.Callback):
     """A callback without state(), whose fields decide what it does."""
 

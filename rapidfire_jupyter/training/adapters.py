@@ -3,7 +3,10 @@
 Any: PEFT configs, which share no type.
 """
 
+import importlib.util
 from typing import Any
+
+import torch
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
@@ -54,10 +57,26 @@ def refuse_untrainable(config: RunConfig, peft_config: Any, loaded_by_name: bool
             "LoRA; in create_model_fn call get_peft_model and initialize_lora_eva_weights, return "
             "that model, and leave peft_config out"
         )
+    if init == "loftq":
+        _check_loftq()
     if init in _OF_DATA and loaded_by_name:
         raise ConfigError(
             f"init_lora_weights={init!r} needs a pass over data first; call {_OF_DATA[init]} in a "
             "create_model_fn, or use init_lora_weights='pissa', which needs none"
+        )
+
+
+def _check_loftq() -> None:
+    instead = "use init_lora_weights='pissa', which needs none"
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "init_lora_weights='loftq' needs a package that is not installed: pip install "
+            f"bitsandbytes (extra qlora), and a CUDA or XPU GPU; or {instead}"
+        )
+    if not (torch.cuda.is_available() or torch.xpu.is_available()):
+        raise ConfigError(
+            "init_lora_weights='loftq': PEFT quantises the weights on a CUDA or XPU GPU, found "
+            f"none; {instead}"
         )
 
 

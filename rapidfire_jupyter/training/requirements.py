@@ -45,10 +45,10 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
     Raises:
         ConfigError: Names the argument, the package, and what does without.
     """
-    optim = str(getattr(values.get("optim"), "value", values.get("optim") or ""))
-    found = next((one for one in _OF_OPTIMIZERS if re.search(one[0], optim)), None)
-    if found is not None:
-        _need(f"optim={optim!r}", found[1], found[2], 'use optim="adamw_torch_fused"')
+    optim = _name_of(values.get("optim"))
+    module, package = package_of(optim)
+    if module:
+        _need(f"optim={optim!r}", module, package, 'use optim="adamw_torch_fused"')
     if values.get("use_liger_kernel"):
         if not torch.accelerator.is_available():
             raise ConfigError("use_liger_kernel=True needs a GPU, found none; leave it out")
@@ -64,6 +64,16 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
     if getattr(method, "value", method) == "bitsandbytes":
         _need("quantization_config", "bitsandbytes", "bitsandbytes", "leave it out")
     _check_reports(values.get("report_to"))
+
+
+def package_of(optim: Any) -> tuple[str, str]:
+    """The module that an optimizer comes from, and how pip calls it; empty for torch's own."""
+    name = _name_of(optim)
+    return next((one[1:] for one in _OF_OPTIMIZERS if re.search(one[0], name)), ("", ""))
+
+
+def _name_of(optim: Any) -> str:
+    return str(getattr(optim, "value", optim or ""))
 
 
 def _need(what: str, module: str, package: str, instead: str) -> None:

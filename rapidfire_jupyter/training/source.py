@@ -293,7 +293,9 @@ def _differing_fields(value: Any) -> dict[str, Any] | None:
             given[field.name] = one
     try:
         again = type(value)(**given)
-        names = [field.name for field in dataclasses.fields(value)]
+        names = {field.name for field in dataclasses.fields(value)}
+        for one in (value, again):  # they may keep more than their fields
+            names |= set(getattr(one, "__dict__", ()))
         same = all(_same(getattr(value, n), getattr(again, n)) for n in names)
     except Exception:  # whatever its __post_init__ raises
         return None

@@ -20,7 +20,7 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data.mixing import mixed_rows, tasks_rows
 from rapidfire_jupyter.data.plan import ChunkPlan, chunk_ends, even_ends
 from rapidfire_jupyter.errors import ConfigError, DataError
-from rapidfire_jupyter.training import prepared, rewards, streams
+from rapidfire_jupyter.training import overrides, prepared, rewards, streams
 from rapidfire_jupyter.training.frozen import FrozenModels, frozen_keywords, references_loaded_once
 from rapidfire_jupyter.training.models import Base
 from rapidfire_jupyter.training.prepared import PreparedData
@@ -267,6 +267,7 @@ def build_trainer(
     if max_tokens is not None:
         compute_in_parts(trainer, max_tokens, config.trainer.pairs)
     streams.take_own(trainer)
+    overrides.take_own(trainer)
     return trainer, prepared.take_row_numbers(trainer, data.plan.rows)
 
 

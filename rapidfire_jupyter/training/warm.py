@@ -29,6 +29,9 @@ _OWN_START = ("model_name", "model_kwargs", "model_type", "tokenizer", "tokenize
 _KEPT_PEFT = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules"})
 _ADAPTER = "adapter_model.safetensors"
 
+# Optimizers whose moments are tensors of the parameter's shape, which can be padded and scaled.
+_PLAIN_MOMENTS = ("adamw_torch", "adamw_torch_fused")
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -80,6 +83,10 @@ def _peft_refusal(parent: RunConfig, clone: RunConfig) -> str:
         return "rank_pattern and alpha_pattern keep the adapter's shape; it cannot change warm"
     if new.r < old.r:
         return f"rank r={new.r} is smaller than the parent's {old.r}; what it learned would not fit"
+    optim = parent.model.training_args.optim
+    optim = str(getattr(optim, "value", optim))
+    if (new.r, new.lora_alpha) != (old.r, old.lora_alpha) and optim not in _PLAIN_MOMENTS:
+        return f"r and lora_alpha scale what the optimizer keeps, and that of {optim!r} cannot be"
     was, now = old.target_modules, new.target_modules
     if was != now and now != "all-linear":
         if isinstance(was, str) or isinstance(now, str) or was is None or now is None:
@@ -146,12 +153,11 @@ def rows_met(folder: Path, rows: int) -> int:
     return int(epochs * rows + min(steps * extra["rows_per_step"], rows))
 
 
-def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]:
+def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, tuple[int, ...]]]:
     """Fit the parent's adapter to the clone's shapes, keeping the function it computes.
 
     Returns:
-        For each lora_B tensor whose scaling changed, by parameter name, the factor it was
-        multiplied with. Any: unused second value, the old shape.
+        For each tensor of the parent's, by name, the factor it was multiplied with, and its shape.
     """
     from peft import get_peft_model_state_dict
     from safetensors.torch import load_file, save_file
@@ -171,18 +177,18 @@ def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, Any]]
     factor = _scaling(was["r"], was["lora_alpha"], was.get("use_rslora", False)) / _scaling(
         config.r, config.lora_alpha, config.use_rslora
     )
-    factors: dict[str, tuple[float, Any]] = {}
+    factors: dict[str, tuple[float, tuple[int, ...]]] = {}
     for name, value in new.items():
         if name not in old:
             if "lora_B" in name:
                 value.zero_()
             continue
         part = old[name].to(value.dtype)
-        if "lora_B" in name:
-            if value.shape[1] > part.shape[1]:
-                value.zero_()
-            part = part * factor if factor != 1.0 else part
-            factors[name] = (factor, tuple(part.shape))
+        scaled = factor if "lora_B" in name else 1.0
+        factors[name] = (scaled, tuple(part.shape))
+        if "lora_B" in name and value.shape[1] > part.shape[1]:
+            value.zero_()
+        part = part * scaled if scaled != 1.0 else part
         value[tuple(slice(n) for n in part.shape)] = part
     save_file({k: v.contiguous() for k, v in new.items()}, str(path), metadata={"format": "pt"})
     config.save_pretrained(str(folder))
@@ -199,7 +205,7 @@ def _rewrite_optimizer(
     schedule: Schedule,
     step: int,
     extra: dict[str, Any],
-    factors: Mapping[str, tuple[float, Any]],
+    factors: Mapping[str, tuple[float, tuple[int, ...]]],
 ) -> None:
     """Join the clone's hyperparameters and schedule with the parent's moments, by parameter name.
 
@@ -222,10 +228,10 @@ def _rewrite_optimizer(
     parent_order = [n for group in extra["optimizer_names"] for n in group]
     moments = {parent_order[i]: value for i, value in old["state"].items()}
     new = optimizer.state_dict()
-    shapes = {n: p.shape for n, p in trainer.model.named_parameters()}
-    scale = {name.replace(".weight", ".default.weight"): f for name, (f, _) in factors.items()}
+    shapes = {n: tuple(p.shape) for n, p in trainer.model.named_parameters()}
+    known = {name.replace(".weight", ".default.weight"): now for name, now in factors.items()}
     new["state"] = {
-        i: _moments(moments[name], shapes[name], scale.get(name, 1.0))
+        i: _moments(moments[name], shapes[name], *known.get(name, (1.0, shapes[name])))
         for i, name in enumerate(order)
         if name in moments
     }
@@ -244,10 +250,14 @@ def _plateau(folder: Path) -> Any:
     return state if "num_bad_epochs" in state else None
 
 
-def _moments(state: Mapping[str, Any], shape: Any, factor: float) -> dict[str, Any]:
+def _moments(
+    state: Mapping[str, Any], shape: tuple[int, ...], factor: float, before: tuple[int, ...]
+) -> dict[str, Any]:
     """A parameter's optimizer state in the clone's shape: zero-padded, scaled as its gradient."""
     import torch
 
+    if factor == 1.0 and shape == before:
+        return dict(state)
     result: dict[str, Any] = {}
     for key, value in state.items():
         if not torch.is_tensor(value) or value.dim() == 0:

@@ -1,0 +1,109 @@
+"""Optimizers and bases of bitsandbytes, where it is installed: exact beside each other."""
+
+import pytest
+import tiny
+import torch
+from oracle import assert_same, plain, sliced
+from test_ops import at
+
+from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.errors import OpError
+
+pytest.importorskip("bitsandbytes")
+
+WIDE = {"hidden": 64}  # parameters of 4,096 values; bitsandbytes keeps smaller ones in 32 bit
+
+
+def config(optim, peft=True, **given):
+    args = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "logging_steps": 1, **given}
+    adapter = RFLoraConfig(r=64, lora_dropout=0.1, target_modules=["q_proj"]) if peft else None
+    return RFModelConfig(
+        "tiny",
+        peft_config=adapter,
+        training_args=RFSFTConfig(**args, optim=optim),
+        model_kwargs=WIDE,
+    )
+
+
+def dtypes(run):
+    """Of the first moments, by the number of the parameter."""
+    state = sliced(run)[1]["state"]
+    return [one["__bnb_optimizer_quant_state__"]["state1"].dtype for one in state.values()]
+
+
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+def test_each_run_keeps_its_own_parameters_in_8_bit_and_equals_plain_trl(experiment, tmp_path):
+    exp = experiment()
+    optims = ["adamw_8bit", "lion_8bit", "paged_adamw_8bit", "ademamix_8bit"]
+
+    exp.run_fit(
+        [config("adamw_8bit", peft=False), *map(config, optims), config("adamw_torch")],
+        tiny.create_model,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        block=True,
+    )
+
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert run.exact, run.exact
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+    whole = dtypes(exp.run(1))
+    assert whole[0] == torch.float32 and torch.uint8 in whole[1:]  # embeddings stay in 32 bit
+    for run in list(exp.runs)[1:5]:  # and are nobody else's first parameter
+        assert set(dtypes(run)) == {torch.uint8}
+
+
+def test_a_stop_and_a_warm_clone_keep_the_quantised_moments(experiment, tmp_path):
+    exp = experiment()
+    asked = at(
+        exp,
+        1,
+        3,
+        lambda: [
+            exp.clone(1, {"weight_decay": 0.0}, warm=True),
+            exp.clone(1, {"lora_alpha": 32}, warm=True),
+            exp.stop(1),
+        ],
+    )
+
+    exp.run_fit(config("adamw_8bit"), tiny.create_model, tiny.sft_rows(16), num_chunks=2)
+    exp.run(1).wait()
+    clone, refused, stopped = asked[0]
+    for handle in (clone, stopped):
+        handle.wait(30)
+    exp.resume(1).wait(30)
+    exp.wait()
+
+    with pytest.raises(OpError, match="scale what the optimizer keeps, and that of 'adamw_8bit'"):
+        refused.wait(30)
+    assert [run.status for run in exp.runs] == ["completed"] * 2, exp.run(2).trace
+    mine, cloned = sliced(exp.run(1)), sliced(exp.run(2))
+    assert_same(mine, plain(exp.run(1), tmp_path / "plain"), "stopped")
+    assert_same((cloned[0], {**mine[1], "state": cloned[1]["state"]}, []), (*mine[:2], []), "clone")
+
+
+def test_runs_share_a_base_in_4_bit_and_equal_plain_trl(experiment, tmp_path):
+    from transformers import BitsAndBytesConfig
+
+    tiny.model(**WIDE).save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    packed = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"
+    )
+    one = RFModelConfig(
+        str(tmp_path / "base"),
+        peft_config=RFLoraConfig(r=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]),
+        training_args=config("adamw_torch").training_args,
+        model_kwargs={"quantization_config": packed},
+    )
+    other = one.copy(training_args=config("adamw_8bit").training_args, seed=7)
+    exp = experiment()
+
+    exp.run_fit([one, other], train_dataset=tiny.sft_rows(16), num_chunks=2, block=True)
+
+    assert exp._fit.executor.facts()["bases"] == 1
+    for run in exp.runs:
+        assert run.status == "completed", run.trace
+        assert run.exact, run.exact
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
