@@ -18,6 +18,7 @@ from typing import Any
 
 from rapidfire_jupyter import deciding, folders, observing, operations, scheduler
 from rapidfire_jupyter import state as states
+from rapidfire_jupyter.asking import Asking, begin, reply
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
@@ -161,10 +162,12 @@ class Engine:
             try:
                 if fit not in self._fits or fit.halted:
                     raise OpError("the experiment is not training here; run its run_fit cell first")
-                told = {}
-                for run in message.runs:
-                    with self._training(fit, run):
-                        told[run] = observing.reply(fit, run, ask, self._between)
+                asking = Asking(fit, messages.Lend(ask), {}, self._between)
+                told: dict[int, tuple[str, ...]] = {}
+                for place, run in enumerate(message.runs):
+                    if run not in told:
+                        with self._training(fit, run):
+                            told |= reply(asking, ask, message.runs[place:])
                 message.reply.set_result(told)
             except Exception as error:
                 message.reply.set_exception(error)
@@ -201,7 +204,7 @@ class Engine:
         if fit.executor.is_open(run) and fit.owes(run, step):
             with self._training(fit, run):
                 if self._between(fit, run):
-                    observing.begin(fit, run, step)
+                    begin(fit, run, step)
                 if fit.executor.is_open(run) and not self._exiting:
                     observing.pay(fit, run, step, self._between)
         return not self._exiting
@@ -371,7 +374,7 @@ class Engine:
         started, elsewhere = time.monotonic(), 0.0
         if not (answers or fit.unobserved(run, step)):
             return
-        observing.begin(fit, run, step)
+        begin(fit, run, step)
         if fit.executor.is_open(run):
             observing.observe(fit, run, step, self._between)
         if answers and fit.executor.is_open(run) and not self._exiting:

@@ -1,6 +1,7 @@
 """Answers of several runs decoded together: the same as of each alone, and of whom it is tried."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -142,6 +143,30 @@ def test_few_rows_of_short_prompts_share_a_batch_and_long_ones_do_not():
     assert mixed.runs_at_once([(1,)] * 3, 200) == 21
 
 
+def test_a_probe_takes_the_time_of_a_batch_as_it_would_be_decoded(same_bits, monkeypatch):
+    """On a clock that a forward moves on by its width, however many rows it has."""
+    one, base = base_of(tiny.model())
+    runs = [run_on(base, one, LoraConfig(**LORA), seed) for seed in range(3)]
+    adapters = [mixed.adapter(run, base) for run in runs]
+    clock, width = [0.0], max(map(len, PROMPTS))
+    even = [ids + ids[:1] * (width - len(ids)) for ids in PROMPTS[:12]]
+    forward = type(base.model).forward
+
+    def timed(self, input_ids, **given):
+        clock[0] += input_ids.shape[1]
+        return forward(self, input_ids=input_ids, **given)
+
+    monkeypatch.setattr(type(base.model), "forward", timed)
+    monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    how = generation.greedy(runs[0], tiny.tokenizer(), 20)
+
+    def probed(lent):
+        return mixed.Mixer().probe(base, runs[0], lent, how, even, 4, lambda: None)
+
+    assert probed([]) == probed(adapters[:1]) == 3 * (width + 19)  # three batches
+    assert probed(adapters) == pytest.approx(width + 19)
+
+
 GIVEN = {"num_chunks": 2, "generate_rows": 10, "max_new_tokens": 6, "eval_budget": 1.0}
 
 
@@ -171,6 +196,56 @@ def test_an_experiments_runs_answer_together_what_each_would_alone_and_train_the
             assert kept(exp, number, step) == kept(alone, 1, step)
         rows, single = (from_source(e, n, "generation") for e, n in ((exp, number), (alone, 1)))
         assert rows == single
+
+
+def test_runs_answer_a_person_together_what_each_would_alone(experiment, same_bits):
+    exp = experiment()
+    adapters = [
+        RFLoraConfig(**LORA, lora_dropout=0.1),
+        RFLoraConfig(**{**LORA, "r": 8}),
+        RFLoraConfig(**LORA, use_dora=True),
+        None,
+    ]
+    grid = config(num_train_epochs=4).copy(peft_config=List(adapters))
+    prompts = ["how do i cancel", *(row["prompt"] for row in tiny.sft_rows(4))]
+    given = {**GIVEN, "generate_rows": 0}
+    exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, **given)
+    exp.pause_all().wait(60)
+    mixer = exp._fit.executor.mixer
+
+    during = exp.sample([1, 2, 3, 4], prompts, 7)
+    answered = mixer.answered
+    alone = [exp.sample(run, prompts, 7) for run in (1, 2, 3, 4)]
+    exp.resume_all().wait(60)
+    exp.wait()
+    after = exp.sample([4, 3, 2, 1], prompts, 7)
+
+    assert answered == 2 * 5  # runs, prompts
+    assert mixer.answered == 2 * answered  # those that have ended, too
+    for run, own in enumerate(alone, 1):
+        assert during[f"run {run}"].tolist() == own[f"run {run}"].tolist()
+        assert after[f"run {run}"].tolist() == exp.sample(run, prompts, 7)[f"run {run}"].tolist()
+        assert exp.run(run).exact
+
+
+def test_what_answers_cost_is_tried_with_all_that_will_answer_and_changes_nothing(
+    experiment, same_bits
+):
+    exp, plain = experiment(), experiment("plain")
+    grid, given = config(learning_rate=List([1e-2, 1e-3, 1e-4])), {**GIVEN, "eval_budget": 0.5}
+    plain.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, block=True, **GIVEN)
+    tried = []
+
+    def listen(event):
+        if event.kind == "eval_probed":
+            tried.extend(runs for _, (runs, *_) in exp._fit.executor.mixer._same)
+
+    exp._log.subscribe(listen)
+    exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, block=True, **given)
+
+    assert tried == [3]
+    for run in (1, 2, 3):
+        assert_same(sliced(exp.run(run)), sliced(plain.run(run)), f"run {run}")
 
 
 @pytest.mark.parametrize("stopped", [1, 2])

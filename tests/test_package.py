@@ -31,7 +31,7 @@ LAYERS = {
     "bandit policies alerts learning_faults machine_faults monitors oversight switches ledger "
     "repeats suggestions ranking effects analysis",
     "work": "executors training data",
-    "engine": "engine fit operations deciding webhooks observing slicing",
+    "engine": "engine fit operations deciding webhooks asking observing slicing",
     "view": "ui",
     "user": "experiment showing sharing findings analyses front_ends runs reviewing fitting",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",

@@ -228,19 +228,20 @@ class LocalExecutor:
         return prepared.sets(config, (self.data.train, self.data.eval), self._prepared, tokenizer)
 
     def answer_closed(
-        self, run: int, config: RunConfig, source: Path, asked: messages.Ask
-    ) -> tuple[str, ...]:
-        """What a run's saved weights answer, on a skeleton of its base, in a thread of its own.
+        self, orders: Sequence[Order], asked: messages.Ask
+    ) -> dict[int, tuple[str, ...]]:
+        """What saved weights of runs answer, on skeletons of their bases, in a thread of its own.
 
         Raises:
             RapidFireError: They cannot be loaded, or do not answer.
         """
-        with (self.run_dir(run) / "train.log").open("a", encoding="utf-8") as log:
-            return saved.answers(
-                saved.Saved(config, source, self.data, self._prepared, lambda: self._base(config)),
-                asked,
-                log,
-            )
+        runs = {
+            one.run: saved.Saved(one.config, one.source, self.data, self._prepared, self._base)
+            for one in orders
+            if one.source is not None
+        }
+        with (self.run_dir(orders[0].run) / "train.log").open("a", encoding="utf-8") as log:
+            return saved.answers(runs, asked, self.mixer, log)
 
     def clear_staging(self, run: int) -> None:
         """Remove what an earlier kernel left half-written."""

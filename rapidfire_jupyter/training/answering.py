@@ -12,6 +12,7 @@ from typing import Any
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.questions import Question, pick, questions, shown
+from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.training import (
     generation,
     mixed,
@@ -76,13 +77,18 @@ def sheet(
 
 
 def asked_by_a_person(
-    known: Sheet, prompts: Sequence[str | tuple[Mapping[str, Any], ...]]
+    model: Any, known: Sheet, prompts: Sequence[str | tuple[Mapping[str, Any], ...]]
 ) -> tuple[Tokens, ...]:
     """Token ids of a person's prompts, in the form that the run's own prompts have.
 
     A text becomes a user's message where those are messages, and an instruction where those are
     headed as one.
+
+    Raises:
+        OpError: The model writes no text.
     """
+    if not model.can_generate():
+        raise OpError("its model writes no text")
     first = known.questions[0].prompt if known.questions else ""
     chat = not isinstance(first, str)
     if not known.questions:
@@ -163,6 +169,33 @@ def answer_together(
             between,
         )
     return tuple(map(tuple, made))
+
+
+def probe(
+    trainer: Any,
+    mixer: mixed.Mixer,
+    base: models.Base,
+    loans: Sequence[mixed.Loan],
+    prompts: Sequence[Tokens],
+    max_new_tokens: int,
+    between: Callable[[], None],
+) -> float | None:
+    """Seconds of one run's answers at their longest, given as they would be; nothing is changed.
+
+    Args:
+        loans: As for `answer_together`; none for a run that answers alone.
+        between: Called after each token; may raise to leave.
+    """
+    with _answering(trainer, max_new_tokens) as config:
+        return mixer.probe(
+            base,
+            trainer.model,
+            [one.adapter for one in loans],
+            config,
+            prompts,
+            trainer.args.eval_batch_size,
+            between,
+        )
 
 
 def judge(

@@ -64,6 +64,8 @@ from rapidfire_jupyter.training.messages import (
     Observed,
     Parked,
     Prepared,
+    Probe,
+    Probed,
     Report,
     Save,
     Saved,
@@ -71,6 +73,8 @@ from rapidfire_jupyter.training.messages import (
     SaveFinal,
     Score,
     Scored,
+    Spell,
+    Spelt,
     Task,
 )
 from rapidfire_jupyter.training.metrics import (
@@ -233,13 +237,17 @@ class Coroutine:
                 case Observe():
                     report = self._observe()
                 case Lend():
-                    report = self._lend()
+                    report = self._lend(command.asked)
                 case Decode():
                     report = self._decode(command)
                 case Mix():
                     report = self._mix(command)
-                case Ask():
-                    report = self._ask(command)
+                case Probe():
+                    report = self._probe(command)
+                case Spell():
+                    report = Spelt(
+                        tuple(answering.as_texts(self._asked().tokenizer, command.answers))
+                    )
                 case Score():
                     report = self._score(command)
                 case Continue():
@@ -386,13 +394,20 @@ class Coroutine:
             self._watching_evaluation = False
         return Decoded(answers, self._step())
 
-    def _lend(self) -> Report:
+    def _lend(self, asked: Ask | None) -> Report:
         assert self._task is not None and self._base is not None
-        trainer, asked = self._trainer, self._asked()
-        loan = None
-        if asked.prompts:
-            loan = answering.loan(trainer, self._base, self._task.data.max_new_tokens)
-        return Lent(asked.prompts, trainer.args.eval_batch_size, self._step(), loan)
+        prompts, longest, error = self._asked().prompts, self._task.data.max_new_tokens, ""
+        if asked is not None:
+            longest = asked.max_new_tokens
+            try:
+                prompts = answering.asked_by_a_person(
+                    self._trainer.model, self._asked(), asked.prompts
+                )
+            except Exception as failed:  # a chat template that refuses them, for example
+                prompts, error = (), _failure(failed).error
+        loan = answering.loan(self._trainer, self._base, longest) if prompts else None
+        rows = self._trainer.args.eval_batch_size
+        return Lent(prompts, longest, rows, self._step(), loan, error)
 
     def _mix(self, command: Mix) -> Report:
         assert self._task is not None and self._base is not None
@@ -416,16 +431,27 @@ class Coroutine:
             self._watching_evaluation = False
         return Mixed(answers, self._step())
 
-    def _ask(self, command: Ask) -> Report:
+    def _probe(self, command: Probe) -> Report:
+        assert self._task is not None and self._base is not None
+        self._watching_evaluation = True
         try:
-            ids = answering.asked_by_a_person(self._asked(), command.prompts)
-        except Exception as error:  # a chat template that refuses them, for example
-            return Decoded(None, self._step(), error=_failure(error).error)
-        report = self._decode(Decode(ids, command.max_new_tokens))
-        if not isinstance(report, Decoded) or report.answers is None:
-            return report
-        texts = answering.as_texts(self._asked().tokenizer, report.answers)
-        return replace(report, texts=tuple(texts))
+            seconds = answering.probe(
+                self._trainer,
+                self._task.mixer,
+                self._base,
+                command.loans,
+                command.prompts,
+                command.max_new_tokens,
+                self.on_prediction_step,
+            )
+        except _LeaveEvaluation:
+            return Probed(None, self._step(), left=True)
+        except Exception:
+            logger.debug("nothing is known of answers", exc_info=True)  # it shows when they are due
+            return Probed(None, self._step())
+        finally:
+            self._watching_evaluation = False
+        return Probed(seconds, self._step())
 
     def _score(self, command: Score) -> Report:
         assert self._task is not None

@@ -5,13 +5,16 @@ configs of transformers.
 """
 
 import copy
+import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from rapidfire_jupyter.data.questions import Question
 
+PROBED_TOKENS = 4
 Between = Callable[[], None]  # called after each token; may raise to leave
 
 
@@ -143,6 +146,30 @@ def first_logits(
     short.return_dict_in_generate = short.output_logits = True
     made = _generate(model, short, prompts, between)
     return None if made is None else list(made.logits)
+
+
+def seconds(
+    model: Any, config: Any, prompts: Sequence[list[int]], between: Between
+) -> float | None:
+    """What the longest answers to a batch take, from a few tokens; None if there is no memory.
+
+    The first token takes longer than others: the prompts are read before it.
+    """
+    took: list[float] = []
+    since = time.perf_counter()
+
+    def count() -> None:
+        nonlocal since
+        took.append(time.perf_counter() - since)
+        between()
+        since = time.perf_counter()
+
+    tokens = min(PROBED_TOKENS, config.max_new_tokens)
+    if first_logits(model, config, prompts, count, tokens) is None:
+        return None
+    first, *others = took
+    longest: int = config.max_new_tokens
+    return first + (longest - 1) * (fmean(others) if others else 0.0)
 
 
 def _generate(model: Any, config: Any, prompts: Sequence[list[int]], between: Between) -> Any:

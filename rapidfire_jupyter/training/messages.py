@@ -77,8 +77,22 @@ class Observe:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Prompts of a person, texts or messages, and the longest answer in tokens."""
+
+    prompts: tuple[str | tuple[Mapping[str, Any], ...], ...]  # Any: JSON values of messages
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
 class Lend:
-    """Tell what this run is asked at chunk ends, and lend its adapter for a shared batch."""
+    """Tell what this run is asked, and lend its adapter for a shared batch.
+
+    Attributes:
+        asked: By a person; None: at chunk ends.
+    """
+
+    asked: Ask | None = None
 
 
 @dataclass(frozen=True)
@@ -103,11 +117,23 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Answer prompts of a person, texts or messages, changing nothing."""
+class Probe:
+    """Tell what answers would take, from a few tokens of one batch, changing nothing.
 
-    prompts: tuple[str | tuple[Mapping[str, Any], ...], ...]  # Any: JSON values of messages
+    Attributes:
+        loans: Of all that would answer in shared batches, this one first; none if it answers alone.
+    """
+
+    loans: tuple[Loan, ...]
+    prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Spell:
+    """Tell answers, token ids, as texts."""
+
+    answers: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -140,7 +166,8 @@ Command = (
     | Lend
     | Decode
     | Mix
-    | Ask
+    | Probe
+    | Spell
     | Score
     | Continue
     | AbortEvaluation
@@ -221,22 +248,26 @@ class Observed:
 
 @dataclass(frozen=True)
 class Lent:
-    """What a run is asked at chunk ends: token ids of prompts; none if it is asked nothing.
+    """What a run is asked: token ids of prompts; none if it is asked nothing.
 
     Attributes:
+        max_new_tokens: Longest answer in tokens.
         batch_rows: Prompts that it answers at once.
         loan: Its adapter, for a batch with other runs; None if it answers alone.
+        error: Why it cannot be asked, in one line.
     """
 
     prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
     batch_rows: int
     step: int
     loan: Loan | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Answers as token ids, and as texts.
+    """Answers as token ids.
 
     Attributes:
         answers: None if there are none: it was left early, or failed.
@@ -248,7 +279,6 @@ class Decoded:
     step: int
     left: bool = False
     error: str = ""
-    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,7 +295,28 @@ class Mixed:
     left: bool = False
 
 
-LEFT = Observed | Decoded | Mixed  # what ends when an evaluation is left
+@dataclass(frozen=True)
+class Probed:
+    """What the answers of one run would take.
+
+    Attributes:
+        seconds: At their longest; None if it was left early, or failed.
+        left: It was left early, and is to be done again.
+    """
+
+    seconds: float | None
+    step: int
+    left: bool = False
+
+
+LEFT = Observed | Decoded | Mixed | Probed  # what ends when an evaluation is left
+
+
+@dataclass(frozen=True)
+class Spelt:
+    """Answers as texts."""
+
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -324,6 +375,8 @@ Report = (
     | Lent
     | Decoded
     | Mixed
+    | Probed
+    | Spelt
     | Scored
     | Finished
     | Failed

@@ -128,6 +128,37 @@ class Mixer:
                 self.answered += 1
         return answers
 
+    def probe(
+        self,
+        base: Base,
+        own: Any,
+        adapters: Sequence[Adapter],
+        config: Any,
+        prompts: Sequence[Tokens],
+        batch_rows: int,
+        between: generation.Between,
+    ) -> float | None:
+        """Seconds of one run's answers at their longest, from a few tokens of a usual batch.
+
+        Args:
+            adapters: Of all runs that would answer together; fewer than two: `own` does alone.
+
+        Returns:
+            The run's share; None if there is no memory for it.
+        """
+        model, runs = _body(base, own), len(adapters)
+        cut = generation.fitting(model, config, prompts)
+        parts = generation.batches(cut, batch_rows)
+        batch = [cut[i] for i in parts[len(parts) // 2]]
+        if runs > 1 and self._keeps_bits(
+            base.name, model, own, adapters[0], config, batch, runs, between
+        ):
+            with _mixing(model, adapters):
+                seconds = generation.seconds(model, config, batch * runs, between)
+        else:
+            seconds, runs = generation.seconds(own, config, batch, between), 1
+        return None if seconds is None else seconds / runs * len(cut) / len(batch)
+
     def _keeps_bits(
         self,
         name: str,
