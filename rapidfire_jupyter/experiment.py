@@ -217,6 +217,7 @@ class Experiment:
         """
         from rapidfire_jupyter import fitting
         from rapidfire_jupyter.oversight import overseeing
+        from rapidfire_jupyter.request import Request
 
         _refuse_unknown("run_fit", unknown, Experiment.run_fit)
         if num_shards is not None:
@@ -242,7 +243,7 @@ class Experiment:
                 f"exp = Experiment({self.name!r})"
             )
         oversight = overseeing(policies, phases, monitors, dry_run, on_alert)
-        request = fitting.Request(
+        request = Request(
             config_group=config_group,
             create_model=create_model_fn,
             train=train_dataset,

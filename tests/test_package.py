@@ -33,7 +33,8 @@ LAYERS = {
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks asking observing slicing",
     "view": "ui",
-    "user": "experiment showing sharing findings analyses front_ends runs reviewing fitting",
+    "user": "experiment showing sharing findings analyses front_ends runs reviewing fitting "
+    "request refusals chunking attaching",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {
