@@ -3,6 +3,7 @@
 Pure functions. What was not measured is None, and then there is no alert.
 """
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -111,7 +112,7 @@ def slowdown(
     run: Run,
     slices: Sequence[Slice],
     open_s: float | None,
-    others: Sequence[Slice] = (),
+    everyone: Sequence[Slice] = (),
 ) -> list[Alert]:
     """Stretches in which a run is slow; and the slice that trains now, if it takes too long.
 
@@ -120,12 +121,13 @@ def slowdown(
         run: The run.
         slices: Its slices that are over.
         open_s: Seconds since its slice that trains now began; None if none does.
-        others: Slices of the other runs.
+        everyone: Slices of all runs.
     """
     whole, speeds, by_tokens = _speeds(slices)
-    flags = []
+    flags, before = [], sorted(speeds[:2])
     for n in range(one.slices + 2, len(speeds)):
-        usual = median(speeds[: n - one.slices + 1])
+        insort(before, speeds[n - one.slices])
+        usual = _middle(before)
         slow = (speed < (1 - one.drop) * usual for speed in speeds[n - one.slices + 1 : n + 1])
         took = sum(s.seconds for s in whole[n - one.slices + 1 : n + 1])
         flags.append((n, all(slow) and took >= one.least_s))
@@ -133,7 +135,7 @@ def slowdown(
     for n in episodes(flags):
         usual = median(speeds[: n - one.slices + 1])
         slowed = f"{speeds[n]:.3g} {unit}, {usual:.3g} before"
-        why = _outside(one, whole[: n + 1], others)
+        why = _outside(one, whole[: n + 1], [s for s in everyone if s.run != run.id])
         if why:
             text = f"run {run.id} trains at {slowed}: {why}"
             found.append(Alert(f"{one.kind}: shared machine", None, None, text, "info"))
@@ -147,6 +149,12 @@ def slowdown(
         text = f"its slice has trained for {open_s:.0f} s, the longest before took {longest:.0f} s"
         found.append(Alert(f"{one.kind}: stall", run.id, run.step, text, "warning", (), run.step))
     return found
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """The median of numbers in order."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _speeds(slices: Sequence[Slice]) -> tuple[list[Slice], list[float], bool]:

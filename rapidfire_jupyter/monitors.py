@@ -69,8 +69,7 @@ def look(
                 found += machine_faults.memory(one, run, slices)
             elif isinstance(one, Slowdown):
                 open_s = None if opened is None else now - opened
-                others = [s for s in known.slices if s.run != run.id]
-                found += machine_faults.slowdown(one, run, slices, open_s, others)
+                found += machine_faults.slowdown(one, run, slices, open_s, known.slices)
             elif isinstance(one, IdleDevice):
                 found += machine_faults.idle(one, run, slices)
             elif not isinstance(one, LowDisk):

@@ -8,6 +8,7 @@ GPU; its cache is emptied only when memory is short, since filling it again cost
 import ctypes
 import functools
 import gc
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -73,7 +74,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def process_bytes() -> int:
     """Memory of this process that is in RAM now."""
-    return int(psutil.Process().memory_info().rss)
+    return int(_process(os.getpid()).memory_info().rss)
+
+
+@functools.cache
+def _process(pid: int) -> psutil.Process:  # making one reads several files
+    return psutil.Process(pid)
 
 
 def begin_peak() -> None:
