@@ -26,7 +26,7 @@ def observe(fit: Fit, run: int, step: int, between: Between) -> None:
         return
     if report.metrics is not None:
         if report.losses:
-            known = [one if math.isfinite(one) else None for one in report.losses]
+            known = [float(f"{x:.6g}") if math.isfinite(x) else None for x in report.losses]
             fit.emit("row_losses", run, step=step, losses=known)
         row = {**report.metrics, "step": step}
         fit.log_row(run, row, "chunk", seconds=time.monotonic() - started)
