@@ -134,7 +134,8 @@ def _tell_cost(fit: Fit) -> None:
     active = {r.id for r in fit.state.runs.values() if r.status in ACTIVE and r.id in fit.configs}
     known = cost.preview(fit.state, fit.ledger.measures)
     if active and active <= trained and known is not None:
-        fit.emit("cost", text=f"{cost.in_words(known)}, if no run is stopped early")
+        whole = replace(known, left_seconds=0.0)  # what is left will be another number soon
+        fit.emit("cost", text=f"{cost.in_words(whole)}, if no run is stopped early")
 
 
 def _refill(fit: Fit) -> None:

@@ -499,7 +499,8 @@ def test_what_training_will_cost_is_told_once_after_the_first_pass_and_stands_ov
     assert len(known) == 1
     place, price = known[0]
     assert price.data["text"].startswith("2 runs x 24 steps x 0.")
-    assert price.data["text"].endswith(" left, if no run is stopped early")
+    assert price.data["text"].endswith(" s, if no run is stopped early")
+    assert "left" not in price.data["text"]  # it stands in the panel while training goes on
     slices = [e.run for e in exp.events[:place] if e.kind == "slice_ended"]
     assert slices == [1, 2]
     assert shown.startswith("2 runs x 24 steps x 0.") and " left\n" in shown
