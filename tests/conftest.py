@@ -1,5 +1,6 @@
 """Shared set-up of all tests: offline, one thread, an experiment folder for each test."""
 
+import importlib.util
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -66,6 +67,17 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_bitsandbytes(monkeypatch):
+    """As where the extra qlora is not installed."""
+    real = importlib.util.find_spec
+
+    def find_spec(name, *given):
+        return None if name == "bitsandbytes" else real(name, *given)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
 
 @pytest.fixture

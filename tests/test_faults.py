@@ -673,6 +673,7 @@ def test_what_a_run_held_dies_when_it_is_completed_stopped_deleted_or_ended(expe
 # ---- what this machine cannot do ----
 
 
+@pytest.mark.usefixtures("no_bitsandbytes")
 def test_an_optimiser_that_is_not_installed_is_refused_in_the_cell(experiment):
     exp = experiment()
 

@@ -17,6 +17,8 @@ def test_the_script_for_a_gpu_passes_on_a_cpu():
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(line.startswith("pass") for line in lines) >= 8
     assert lines[-1].startswith("all passed")
+    for what in ("LoftQ beside plain LoRA", "Liger", "GRPO with vLLM"):
+        assert any(line.startswith(f"info  {what} ") and "skipped: " in line for line in lines)
 
 
 @pytest.mark.gpu

@@ -155,6 +155,7 @@ REFUSED = {
 
 @pytest.mark.skipif(not ON_CPU, reason="possible here")
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.usefixtures("no_bitsandbytes")
 def test_what_needs_a_gpu_or_a_package_is_refused_in_one_line(experiment, name):
     given, text = REFUSED[name]
 

@@ -183,6 +183,7 @@ def test_everyday_names_are_refused_with_what_they_are_called(given, says):
         RFModelConfig("tiny", **given)
 
 
+@pytest.mark.usefixtures("no_bitsandbytes")
 def test_what_needs_a_missing_package_or_two_precisions_is_refused_in_the_cell(experiment):
     import tiny
 

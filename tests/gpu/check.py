@@ -20,11 +20,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch's deterministic mode asks for it
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS.parent), str(TESTS / "benchmarks")]
+sys.path[:0] = [str(TESTS / part) for part in (".", "..", "benchmarks", "gpu")]
 if "--cpu" in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import oracle
+import packages
 import tiny
 import torch
 from transformers import TrainerCallback
@@ -432,6 +433,7 @@ CHECKS = [
     precisions_train_beside_each_other,
     an_added_run_costs_its_adapter,
     slices_tell_what_the_device_did,
+    *packages.CHECKS,
 ]
 
 
