@@ -109,6 +109,22 @@ def test_packages_that_are_missing_are_refused(experiment, monkeypatch, given, p
     assert f"pip install {package}, or " in refusal(experiment, config, tiny.create_model)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "what"),
+    [
+        ({"use_kernels": True}, "use_kernels=True"),
+        ({"attn_implementation": "kernels-community/flash-attn2"}, "attn_implementation='kernels-"),
+    ],
+)
+def test_kernels_of_the_hub_need_their_package(experiment, monkeypatch, kwargs, what):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = RFModelConfig("tiny", peft_config=LORA, model_kwargs=kwargs)
+
+    said = refusal(experiment, config, tiny.create_model)
+
+    assert f"model_kwargs: {what}" in said and "pip install kernels, or leave it out" in said
+
+
 def test_a_quantised_base_and_vllm_need_their_packages(experiment, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     four_bit = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}

@@ -48,6 +48,9 @@ SETTINGS = {
     "checkpointing": {"gradient_checkpointing": True},
     "no_checkpointing": {"gradient_checkpointing": False},
     "adafactor": {"optim": "adafactor"},
+    "clipping": {"max_grad_norm": 0.01},
+    "warm_up": {"warmup_steps": 2, "lr_scheduler_type": "cosine"},
+    "emptied_cache": {"torch_empty_cache_steps": 1},
 }
 
 
@@ -136,6 +139,13 @@ def test_a_cache_in_host_memory_is_refused_without_a_gpu(experiment):
         experiment().run_fit(config, tiny.create_model, tiny.grpo_rows(8))
 
 
+def test_what_torch_keeps_once_per_process_must_be_the_same_for_all_runs(experiment):
+    both = sft(full_determinism=List([True, False]))
+
+    with pytest.raises(ConfigError, match="full_determinism is one setting for the whole process"):
+        experiment().run_fit(both, tiny.create_model, tiny.sft_rows(8))
+
+
 def test_label_smoothing_is_refused_with_a_loss_that_has_none(experiment):
     with pytest.raises(ConfigError, match="use loss_type='nll'"):
         experiment().run_fit(
@@ -146,6 +156,10 @@ def test_label_smoothing_is_refused_with_a_loss_that_has_none(experiment):
 REFUSED = {
     "fp16": ({"fp16": True, "bf16": False}, "fp16=True needs a GPU, found none; use bf16=True"),
     "liger": ({"use_liger_kernel": True}, "use_liger_kernel=True needs a GPU"),
+    "offloading": (
+        {"activation_offloading": True},
+        "takes activations from a GPU, found none; use gradient_checkpointing=True",
+    ),
     "8bit": ({"optim": "adamw_8bit"}, r"pip install bitsandbytes \(extra qlora\), or use"),
     "paged": ({"optim": "paged_adamw_32bit"}, r"pip install bitsandbytes \(extra qlora\)"),
     "torchao": ({"optim": "adamw_torch_8bit"}, "pip install torchao, or use"),

@@ -55,6 +55,11 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
         _need("use_liger_kernel=True", "liger_kernel", "liger-kernel", "leave it out")
     if values.get("use_vllm"):
         _need("use_vllm=True", "vllm", "vllm", "leave it out: transformers generates then")
+    if values.get("activation_offloading") and not torch.accelerator.is_available():
+        raise ConfigError(
+            "activation_offloading=True takes activations from a GPU, found none; use "
+            "gradient_checkpointing=True"
+        )
     cache = str(values.get("cache_implementation") or "")
     if cache.startswith("offloaded") and not torch.cuda.is_available():
         raise ConfigError(
@@ -63,6 +68,13 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
     method = _facts(model_kwargs.get("quantization_config")).get("quant_method", "")
     if getattr(method, "value", method) == "bitsandbytes":
         _need("quantization_config", "bitsandbytes", "bitsandbytes", "leave it out")
+    attention = str(model_kwargs.get("attn_implementation", ""))
+    for what, wanted in (
+        ("use_kernels=True", model_kwargs.get("use_kernels")),
+        (f"attn_implementation={attention!r}", "/" in attention),  # one of the hub
+    ):
+        if wanted:
+            _need(f"model_kwargs: {what}", "kernels", "kernels", "leave it out")
     _check_reports(values.get("report_to"))
 
 
