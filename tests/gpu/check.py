@@ -26,10 +26,10 @@ if "--cpu" in sys.argv:
 
 import oracle
 import packages
+import scarce
 import tiny
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
 
@@ -243,11 +243,11 @@ def a_small_budget_changes_no_number(checks):
 def running_out_of_memory_costs_one_run_its_batch(checks):
     here = checks.here
     if not here.cuda:
-        from test_relief import config, small_device
-
         exp = Experiment("out-of-memory", root=checks.folder)
-        runs = [config(8, 1, {"most": 3}), config(4, 1)]
-        exp.run_fit(runs, small_device, tiny.sft_rows(16), num_chunks=2, block=True, panel=False)
+        runs = [scarce.config(8, 1, {"most": 3}), scarce.config(4, 1)]
+        exp.run_fit(
+            runs, scarce.small_device, tiny.sft_rows(16), num_chunks=2, block=True, panel=False
+        )
     else:
         rows = [{"text": " ".join([tiny.sentence(n, 12)] * 20)} for n in range(256)]
         large = checks.config(1, per_device_train_batch_size=128, gradient_checkpointing=False)
@@ -300,22 +300,10 @@ class Squeeze(TrainerCallback):
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + MIB) / total)
 
 
-class CountSteps(TrainerCallback, ExportableState):
-    """A state that moves within steps: a run with it goes back to its checkpoint on disk."""
-
-    begun = 0
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.begun += 1
-
-    def state(self):
-        return {"args": {}, "attributes": {"begun": self.begun}}
-
-
 def a_step_that_runs_out_is_taken_again(checks):
     """From where the weights are, and from a checkpoint that was saved at each step: the same."""
     ended, steps = [], []
-    for callbacks, seconds in (([Squeeze], 300), ([Squeeze, CountSteps], 1e-6)):
+    for callbacks, seconds in (([Squeeze], 300), ([Squeeze, scarce.CountSteps], 1e-6)):
         Squeeze.squeezed = 0
         run = checks.config(5).copy(callbacks=callbacks)
         exp = checks.fit(run, chunks=1, slice_steps=1, checkpoint_seconds=seconds)
