@@ -78,9 +78,13 @@ def assert_same(mine, theirs, what=""):
 
 
 def _flat(state: dict) -> dict:
-    """A parameter's optimizer state; bitsandbytes puts quantised parts into a dict within it."""
+    """A parameter's optimizer state as plain tensors.
+
+    bitsandbytes puts what is quantised into a dict within it, torchao into tensors of its own kind.
+    """
     inner = [value for value in state.values() if isinstance(value, dict)]
-    return {key: value for part in (state, *inner) for key, value in part.items()}
+    flat = {key: value for part in (state, *inner) for key, value in part.items()}
+    return {k: v.dequantize() if hasattr(v, "codes") else v for k, v in flat.items()}
 
 
 def _execute(folder: str, path: list[str]) -> None:

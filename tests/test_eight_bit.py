@@ -1,15 +1,23 @@
-"""Optimizers and bases of bitsandbytes, where it is installed: exact beside each other."""
+"""Optimizers and bases in 8 and 4 bit, where their packages are installed: exact side by side."""
+
+import importlib.util
 
 import pytest
 import tiny
 import torch
 from oracle import assert_same, plain, sliced
+from safetensors.torch import load_file
 from test_ops import at
 
 from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.errors import OpError
 
-pytest.importorskip("bitsandbytes")
+
+def needs(package):
+    return pytest.mark.skipif(
+        importlib.util.find_spec(package) is None, reason=f"pip install {package}"
+    )
+
 
 WIDE = {"hidden": 64}  # parameters of 4,096 values; bitsandbytes keeps smaller ones in 32 bit
 
@@ -31,6 +39,7 @@ def dtypes(run):
     return [one["__bnb_optimizer_quant_state__"]["state1"].dtype for one in state.values()]
 
 
+@needs("bitsandbytes")
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_each_run_keeps_its_own_parameters_in_8_bit_and_equals_plain_trl(experiment, tmp_path):
     exp = experiment()
@@ -54,6 +63,7 @@ def test_each_run_keeps_its_own_parameters_in_8_bit_and_equals_plain_trl(experim
         assert set(dtypes(run)) == {torch.uint8}
 
 
+@needs("bitsandbytes")
 def test_a_stop_and_a_warm_clone_keep_the_quantised_moments(experiment, tmp_path):
     exp = experiment()
     asked = at(
@@ -83,6 +93,31 @@ def test_a_stop_and_a_warm_clone_keep_the_quantised_moments(experiment, tmp_path
     assert_same((cloned[0], {**mine[1], "state": cloned[1]["state"]}, []), (*mine[:2], []), "clone")
 
 
+@needs("torchao")
+def test_optimizers_of_torchao_equal_plain_trl_and_are_cloned_warm(experiment, tmp_path):
+    exp = experiment()
+    cloned = at(exp, 1, 3, lambda: exp.clone(1, {"weight_decay": 0.0}, warm=True))
+
+    exp.run_fit(
+        [config("adamw_torch_8bit"), config("adamw_torch_4bit"), config("adamw_torch")],
+        tiny.create_model,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        block=True,
+    )
+    cloned[0].wait(30)
+    exp.wait()
+
+    for run in list(exp.runs)[:3]:
+        assert run.status == "completed", run.trace
+        assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+    clone, parent = exp.run(4), exp.run(1)
+    assert clone.status == "completed", clone.trace
+    final = [load_file(r.folder / "final" / "adapter_model.safetensors") for r in (clone, parent)]
+    assert all(torch.equal(final[0][name], value) for name, value in final[1].items())
+
+
+@needs("bitsandbytes")
 def test_runs_share_a_base_in_4_bit_and_equal_plain_trl(experiment, tmp_path):
     from transformers import BitsAndBytesConfig
 

@@ -215,9 +215,9 @@ def _rewrite_optimizer(
     import torch
 
     path = folder / "optimizer.pt"
-    old = torch.load(path, map_location="cpu", weights_only=True)
     plateau = _plateau(folder)
-    optimizer = trainer.create_optimizer()
+    optimizer = trainer.create_optimizer()  # makes its tensors known to torch, too (torchao)
+    old = torch.load(path, map_location="cpu", weights_only=True)
     scheduler = trainer.create_scheduler(schedule.total_steps, optimizer)
     if plateau is None:
         for _ in range(step):
