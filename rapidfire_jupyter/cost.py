@@ -11,7 +11,7 @@ LEAST_TOLD = 0.005  # share of the time
 
 @dataclass(frozen=True)
 class Cost:
-    """Training of all runs that are not deleted, if none is stopped early.
+    """Training of all runs that are not deleted: of active ones to their ends, of others so far.
 
     Attributes:
         runs: How many.
@@ -50,12 +50,12 @@ def preview(state: State, measures: Measures) -> Cost | None:
     whole = left = spent = 0.0
     runs = [run for run in state.runs.values() if run.status != "deleted"]
     for run in runs:
-        total = run.total_steps or typical
+        total = (run.total_steps or typical) if run.status in ACTIVE else run.step
         pace = seconds[run.id] / steps[run.id] if run.id in steps else usual
         whole += total
         spent += total * pace
         left += max(0.0, total - run.step) * pace if run.status in ACTIVE else 0.0
-    if not runs:
+    if not whole:
         return None
     share = moving / max(sum(seconds.values()), 1e-9)
     return Cost(len(runs), round(whole), spent / whole, left, share)

@@ -5,7 +5,9 @@ fraction of their schedules, as in synchronous successive halving (Jamieson & Ta
 AISTATS 2016). What that gets wrong for fine-tuning, the guards catch: a run in its own warm-up is
 not judged; the first cut of a run spares the best of each band of learning rates, since high rates
 look good early; what cannot be told from the last one kept, or was not behind it a chunk before, is
-kept too.
+kept too; and so is the run that would lead at the next rung if it went on catching up as in this
+chunk. That one matters where schedules differ in form: a rate that still has to fall holds a loss
+up, which a lower or a constant one does not.
 """
 
 import math
@@ -50,7 +52,8 @@ class Halving:
             seed. At a rung it is divided by the root of the fraction: earlier, more may still flip.
         certainty: Standard errors of a paired difference that are a tie.
         most_kept: Ties and spared runs may raise what is kept to this multiple, rounded up, except
-            at a first cut that keeps half; the best of a band of learning rates comes on top.
+            at a first cut that keeps half; the best of a band of learning rates, and one that
+            catches up, come on top.
         band: Learning rates within this factor of each other are one band.
         settle: Share of the schedule that a run trains after its warm-up before it is judged, if
             its warm-up is longer than others'.
@@ -226,10 +229,11 @@ def _cut(policy: Halving, seen: Seen, ranking: _Ranking) -> list[Decision]:
         return []
     spared = _spared(policy, seen, ranking)
     banded = _best_of_bands(policy, seen, ranking)
+    closing = _catching_up(policy, seen, ranking)
     found, bar = [], ranking.bar
     for run in ranking.behind:
         movable = run.status in ACTIVE and run.id not in seen.memory.kept
-        if run.id in spared | banded or run.id not in ranking.due or not movable:
+        if run.id in spared | banded | closing or run.id not in ranking.due or not movable:
             continue
         reason = (
             f"{ranking.metric} {abs(ranking.scores[run.id]):.4g} at {rung:.3g} of its schedule is "
@@ -244,6 +248,8 @@ def _cut(policy: Halving, seen: Seen, ranking: _Ranking) -> list[Decision]:
         words += f"; ties: {_listed(spared)}"
     if banded - spared:
         words += f"; best of their learning rates: {_listed(banded - spared)}"
+    if closing - spared - banded:
+        words += f"; catching up: {_listed(closing)}"
     waiting = {r.id for r in ranking.together if r.id not in ranking.scores}
     if waiting:
         words += f"; not judged yet: {_listed(waiting)}"
@@ -270,7 +276,7 @@ def _spared(policy: Halving, seen: Seen, ranking: _Ranking) -> set[int]:
         )
         if run.id not in ranking.due or now is None or math.isinf(now.difference):
             continue
-        before = _before(policy, seen, run, ranking)
+        before = _before(policy, seen, run, ranking.bar, ranking)
         # What is left of the schedule may still move a run by more than the noise floor.
         early = policy.noise / math.sqrt(ranking.rung)
         if is_tie(now, early, policy.certainty) or before <= 0:
@@ -278,12 +284,26 @@ def _spared(policy: Halving, seen: Seen, ranking: _Ranking) -> set[int]:
     return found
 
 
-def _before(policy: Halving, seen: Seen, run: Run, ranking: _Ranking) -> float:
+def _catching_up(policy: Halving, seen: Seen, ranking: _Ranking) -> set[int]:
+    """The run behind that would lead at the next rung if it went on gaining on the best."""
+    best, found = ranking.order[0], {}
+    later = (r for r, doubled in _rungs(policy, seen).items() if doubled and r > ranking.rung)
+    chunks = (next(later, 1.0) - ranking.rung) / chunk_width(best)  # until they are compared again
+    for run in ranking.behind:
+        gap = ranking.scores[run.id] - ranking.scores[best.id]
+        before = _before(policy, seen, run, best, ranking)
+        if math.isfinite(gap) and math.isfinite(before):
+            found[run.id] = gap - (before - gap) * chunks
+    first = min(found, key=lambda i: found[i], default=0)
+    return {first} if first and found[first] < 0 else set()
+
+
+def _before(policy: Halving, seen: Seen, run: Run, other: Run, ranking: _Ranking) -> float:
     """How far a run was behind another one chunk earlier; infinite if that is not known."""
-    earlier = ranking.rung - max(chunk_width(run), chunk_width(ranking.bar))
+    earlier = ranking.rung - max(chunk_width(run), chunk_width(other))
     if earlier <= _CLOSE or ranking.starts[run.id] > earlier + _CLOSE:
         return math.inf
-    known = contrast(run, ranking.bar, seen.rows, ranking.metric, earlier, mode=policy.mode)
+    known = contrast(run, other, seen.rows, ranking.metric, earlier, mode=policy.mode)
     return math.inf if known is None else known.difference
 
 

@@ -41,16 +41,17 @@ def test_the_share_of_the_time_in_which_weights_move_is_told_where_there_is_one(
     assert "move" not in in_words(preview(replay.state, Measures((still,))))
 
 
-def test_each_run_counts_at_its_own_pace_and_only_active_ones_are_left():
+def test_each_run_counts_at_its_own_pace_and_stopped_ones_with_what_they_trained():
     replay = begun(2)
-    stopped = replace(replay.state.runs[2], status="stopped")
+    stopped = replace(replay.state.runs[2], status="stopped", step=8)
     state = replace(replay.state, runs={**replay.state.runs, 2: stopped})
     slices = (Slice(1, 0.0, 8, 8, 8.0), Slice(2, 0.0, 8, 8, 16.0))
 
     cost = preview(state, Measures(slices))
 
     assert cost.left_seconds == 56.0
-    assert cost.steps * cost.step_seconds == pytest.approx(64 * 1.0 + 64 * 2.0)
+    assert cost.steps * cost.step_seconds == pytest.approx(64 * 1.0 + 8 * 2.0)
+    assert in_words(cost) == "2 runs x 36 steps x 1.1 s = 1 min 20 s, 56 s left"
 
 
 def test_runs_that_are_not_prepared_count_as_the_others_and_deleted_ones_not():

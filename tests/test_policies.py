@@ -225,22 +225,31 @@ def test_a_warm_up_that_others_do_not_have_is_followed_by_some_training():
     assert not replay.memory.judged["halving", "rung 0.125"] & {1, 2}
 
 
-def test_a_run_that_was_not_behind_a_chunk_ago_is_kept():
-    def second_rung(before):
-        """Run 2 is far behind at the second rung; one chunk earlier it stood at `before`."""
-        replay = staged([0.0, 0.1, 0.2, 0.3])
-        for run in (1, 2, 3, 4) * 2:
-            replay.train_chunk(run)
-        for run, values in ((1, (2.0, 1.5)), (2, (before, 1.9)), (3, (3.0, 2.5)), (4, (3.0, 2.5))):
-            evals = [row for row in replay.rows[run] if "eval_loss" in row]
-            for row, value in zip(evals, values, strict=True):
-                row["eval_loss"] = value
-        memory = Memory({("halving", "rung 0.125"): frozenset({1, 2, 3, 4})})
-        found = decide(Halving(certainty=0.0), replay.state, replay.rows, memory)
-        return [one.op.run for one in found if one.op]
+def second_rung(best, second):
+    """Who stops at the second rung, of four runs; evaluations of the first two, by chunk."""
+    replay = staged([0.0, 0.1, 0.2, 0.3])
+    for run in (1, 2, 3, 4) * 2:
+        replay.train_chunk(run)
+    for run, values in ((1, best), (2, second), (3, (2.5, 2.5)), (4, (2.5, 2.5))):
+        evals = [row for row in replay.rows[run] if "eval_loss" in row]
+        for row, value in zip(evals, values, strict=True):
+            row["eval_loss"] = value
+    memory = Memory({("halving", "rung 0.125"): frozenset({1, 2, 3, 4})})
+    found = decide(Halving(certainty=0.0), replay.state, replay.rows, memory)
+    return [one.op.run for one in found if one.op], found[-1].reason
 
-    assert second_rung(before=2.1) == [2, 3, 4]
-    assert second_rung(before=1.9) == [3, 4]
+
+def test_a_run_that_was_not_behind_a_chunk_ago_is_kept():
+    assert second_rung(best=(2.0, 1.5), second=(2.1, 1.9))[0] == [2, 3, 4]
+    assert second_rung(best=(2.0, 1.5), second=(1.9, 1.9))[0] == [3, 4]
+
+
+def test_a_run_that_would_lead_at_the_next_rung_is_kept():
+    """Two chunks on: it gains 0.4 a chunk and is 0.1 behind, or 0.03 a chunk."""
+    stopped, reason = second_rung(best=(2.0, 1.9), second=(2.5, 2.0))
+
+    assert stopped == [3, 4] and reason.endswith("; catching up: 2")
+    assert second_rung(best=(2.0, 1.9), second=(2.13, 2.0))[0] == [2, 3, 4]
 
 
 def test_a_diverged_run_stops_at_once_and_before_any_rung():

@@ -2,10 +2,10 @@
 
 Each grid (`grids.py`) is trained once to the end, and its curves are kept in a folder. Policies are
 then replayed over them as in the engine: the real policies, state and scheduler, which see losses
-of the training rows and of 64 eval rows drawn for each replay; the truth is the last loss on all
-eval rows. `tokens` is the share of the whole grid's, `regret` by how much the loss of the best run
-that was left is over that of the best of all, `winner lost` in how many replays the best was
-stopped, `wrong` which share of all stops hit a run that would have ended within 1 % of the best.
+of the training rows and of 64 eval rows (at most half of them) drawn for each replay; the truth is
+the last loss on all eval rows. `tokens` is the share of the whole grid's, `regret` by how much the
+loss of the best run that was left is over that of the best of all, `lost` in how many replays the
+best was stopped, `wrong` which share of all stops hit a run that would have ended within 1 % of it.
 
 The time ratio is of_solo / of_budget: what training alone with plain TRL takes against the engine
 for the same configurations, divided by the share of tokens that guarded halving needs.
@@ -15,7 +15,7 @@ import argparse
 import math
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -40,6 +40,11 @@ class Playback(Replay):
 
     curves: grids.Curves = None
     seen: list = field(default_factory=list)  # eval rows that the policy sees
+    known: dict = field(default_factory=dict)  # their losses, by run and step
+
+    @property
+    def measures(self):
+        return replace(super().measures, examples=self.known)
 
     def prepare(self, run, step=0):
         total = self.curves.totals[run.id - 1]
@@ -55,8 +60,8 @@ class Playback(Replay):
         logged = self.curves.losses[run - 1]
         self.rows[run] += [row for row in logged if first < row["step"] <= end]
         examples = self.curves.examples[run - 1][chunk]
-        value = statistics.fmean(examples[i] for i in self.seen)
-        self.rows[run].append({"step": end, "eval_loss": value})
+        losses = self.known[run, end] = [examples[i] for i in self.seen]
+        self.rows[run].append({"step": end, "eval_loss": statistics.fmean(losses)})
         self.trained[run] += 1
         self.clock += 10.0
         self.emit("advanced", run, step=end, chunks=1)
@@ -256,7 +261,8 @@ def compare(all_curves, replays, contenders):
         draw = Random(f"{curves.grid} {number}")
         order = list(range(len(curves.configs)))
         draw.shuffle(order)
-        seen = draw.sample(range(len(curves.examples[0][0])), SEEN_ROWS)
+        known = len(curves.examples[0][0])
+        seen = draw.sample(range(known), min(SEEN_ROWS, known // 2))
         for name, play in contenders.items():
             found[name].append(play(curves, order, seen))
     return found
@@ -331,16 +337,19 @@ def plain(setting, config, rows, held):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / ".cache/bench-decide")
+    parser.add_argument("--folder", type=Path, help="where bases and curves are kept")
     there = (str(at / CSV) for at in (ROOT, ROOT.parent) if (at / CSV).exists())
     parser.add_argument("--csv", default=next(there, None), help="questions and answers")
+    parser.add_argument("--demo", action="store_true", help="take the project's demo data")
     parser.add_argument("--seeds", type=int, default=1, help="how often each grid is trained")
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--skip-time", action="store_true", help="without the comparison to TRL")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    setting = grids.Setting(options.folder, options.csv)
-    source = Path(options.csv).name if options.csv else "the project's demo data"
+    csv = None if options.demo else options.csv
+    folder = options.folder or ROOT / ".cache/bench-decide" / (Path(csv).stem if csv else "demo")
+    folder.mkdir(parents=True, exist_ok=True)
+    setting = grids.Setting(folder, csv)
+    source = Path(csv).name if csv else "the project's demo data"
     print(f"48 configurations on {source}, {options.replays} replays over {options.seeds} seed(s)")
     share = 1.0
     for grid in grids.GRIDS:

@@ -54,9 +54,9 @@ def trained(search, rows, seed):
     """An experiment of a grid, and the seconds of each look in it."""
     took, look = [], deciding.look
 
-    def timed(fit):
+    def timed(*given):
         began = time.perf_counter()
-        look(fit)
+        look(*given)
         took.append(time.perf_counter() - began)
 
     deciding.look = timed

@@ -48,13 +48,13 @@ GRIDS = {
         "warm_ups": (0.0, 0.3),
         "batches": (8,),
     },
-    # Curves that cross late: rates that fall to nothing win where constant ones lead for long.
+    # Curves that cross late: lower rates lead for long, a high one that falls to nothing wins.
     "crossing": {
-        "rates": (3e-3, 1e-2, 3e-2),
+        "rates": (1e-3, 3e-3, 1e-2),
         "warm_ups": (0.0, 0.5),
         "batches": (8,),
         "schedules": ("constant_with_warmup", "cosine"),
-        "modules": ("all",),
+        "ranks": (8,),
     },
 }
 
@@ -157,14 +157,14 @@ class Setting:
 
     def group(self, grid):
         """The config group of a grid."""
-        values = {"schedules": ("cosine",), "modules": tuple(MODULES), **GRIDS[grid]}
+        values = {"schedules": ("cosine",), "ranks": (8, 32), **GRIDS[grid]}
         return RFModelConfig(
             List(list(BASES)),
             peft_config=List(
                 [
                     RFLoraConfig(r=r, lora_alpha=2 * r, target_modules=modules)
-                    for r in (8, 32)
-                    for modules in (MODULES[name] for name in values["modules"])
+                    for r in values["ranks"]
+                    for modules in MODULES.values()
                 ]
             ),
             training_args=RFSFTConfig(
