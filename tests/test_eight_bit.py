@@ -3,6 +3,7 @@
 import importlib.util
 
 import pytest
+import scarce
 import tiny
 import torch
 from oracle import assert_same, plain, sliced
@@ -142,3 +143,40 @@ def test_runs_share_a_base_in_4_bit_and_equal_plain_trl(experiment, tmp_path):
         assert run.status == "completed", run.trace
         assert run.exact, run.exact
         assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+@needs("bitsandbytes")
+def test_auto_goes_on_with_an_8_bit_optimizer_before_smaller_batches(experiment, tmp_path):
+    one = scarce.config(4, 1, {"most": 3, **WIDE}, optim="adamw_torch")
+    one = one.copy(peft_config=RFLoraConfig(r=64, target_modules=["q_proj"]))
+    exp = experiment()
+
+    exp.run_fit(
+        one, scarce.small_device, tiny.sft_rows(16), num_chunks=2, memory="auto", block=True
+    )
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    first, second = (e.data["changes"] for e in exp.events if e.kind == "run_adjusted")
+    assert first == {"training_args.optim": "adamw_8bit"}
+    assert second["training_args.per_device_train_batch_size"] == 2
+    assert set(dtypes(run)) == {torch.uint8} and run.exact
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
+
+
+@needs("bitsandbytes")
+def test_states_in_8_bit_are_moved_away_and_back(experiment):
+    runs = [config("adamw_8bit", num_train_epochs=1), config("adamw_8bit", peft=False)]
+    plenty, small = experiment("plenty"), experiment("small")
+    how = {"num_chunks": 4, "block": True}
+
+    plenty.run_fit(runs, tiny.create_model, tiny.sft_rows(16), **how)
+    budget = max(run.memory.base + run.memory.own for run in plenty.runs) * 5 // 4
+    how |= {"device_memory": budget, "host_memory": "1 GB"}
+    small.run_fit(runs, tiny.create_model, tiny.sft_rows(16), **how)
+
+    assert small._fit.executor.moved().in_bytes > 0
+    for mine, theirs in zip(small.runs, plenty.runs, strict=True):
+        assert mine.status == theirs.status == "completed", mine.trace
+        assert not any(event.kind == "run_adjusted" for event in small.events)
+        assert_same(sliced(mine), sliced(theirs))
