@@ -125,6 +125,18 @@ def test_kernels_of_the_hub_need_their_package(experiment, monkeypatch, kwargs, 
     assert f"model_kwargs: {what}" in said and "pip install kernels, or leave it out" in said
 
 
+@pytest.mark.parametrize(
+    "packed",
+    [BitsAndBytesConfig(load_in_8bit=True), {"quant_method": "bitsandbytes", "load_in_8bit": True}],
+)
+def test_a_base_in_8_bits_is_refused_before_it_is_loaded(experiment, packed):
+    config = RFModelConfig("tiny", peft_config=LORA, model_kwargs={"quantization_config": packed})
+
+    said = refusal(experiment, config, tiny.create_model)
+
+    assert "a base in 8 bits keeps state" in said and "load_in_4bit=True" in said
+
+
 def test_a_quantised_base_and_vllm_need_their_packages(experiment, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     four_bit = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}

@@ -27,6 +27,10 @@ from rapidfire_jupyter.training import adapters
 CreateModel = Callable[[Mapping[str, Any]], tuple[Any, Any]]  # Any: a user's model and tokenizer
 
 NEW_HEAD = "rapidfire_new_head"  # a model's attribute: parameters its checkpoint did not have
+IN_8_BITS = (
+    "a base in 8 bits keeps state in its weights that runs cannot share exactly; load it with "
+    "BitsAndBytesConfig(load_in_4bit=True)"
+)
 
 
 class ModelConfig(Mapping[str, Any]):
@@ -113,10 +117,7 @@ def load_base(
         )
     model, tokenizer = result
     if getattr(model, "is_loaded_in_8bit", False):
-        raise ConfigError(
-            "a base in 8 bits keeps state in its weights that runs cannot share exactly; load it "
-            "with BitsAndBytesConfig(load_in_4bit=True)"
-        )
+        raise ConfigError(IN_8_BITS)
     _check_fresh(model)
     trainable = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     memo: dict[int, Any] = {id(p): _own(p, device) for p in model.parameters()}

@@ -65,7 +65,10 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
         raise ConfigError(
             f"cache_implementation={cache!r} needs a CUDA GPU, found none; leave it out"
         )
-    method = _facts(model_kwargs.get("quantization_config")).get("quant_method", "")
+    quantised = _facts(model_kwargs.get("quantization_config"))
+    method = quantised.get("quant_method", "")
+    if quantised.get("load_in_8bit") or quantised.get("_load_in_8bit"):
+        raise ConfigError(f"model_kwargs: {models.IN_8_BITS}")
     if getattr(method, "value", method) == "bitsandbytes":
         _need("quantization_config", "bitsandbytes", "bitsandbytes", "leave it out")
     attention = str(model_kwargs.get("attn_implementation", ""))
