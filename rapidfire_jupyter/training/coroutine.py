@@ -5,19 +5,18 @@ wait for a command; its iterator, optimizer, scheduler and callbacks stay live m
 """
 
 import functools
-import io
 import logging
 import queue
 import threading
 import time
-import traceback
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import ProgressCallback, TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.utils.notebook import NotebookProgressCallback
@@ -25,13 +24,11 @@ from transformers.utils.notebook import NotebookProgressCallback
 from rapidfire_jupyter import storage
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.data import tasks
-from rapidfire_jupyter.data.questions import even_rows
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
 from rapidfire_jupyter.training import (
     adapters,
-    answering,
     checkpoints,
     estimates,
     gauge,
@@ -44,37 +41,30 @@ from rapidfire_jupyter.training import (
     watching,
 )
 from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
+from rapidfire_jupyter.training.failures import failure, is_of_disk
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
     Advance,
-    Ask,
     Close,
     Closed,
     Command,
     Continue,
     Decode,
-    Decoded,
-    Failed,
     Finished,
     Lend,
-    Lent,
     Mix,
-    Mixed,
     Observe,
     Observed,
     Parked,
     Prepared,
     Probe,
-    Probed,
     Report,
     Save,
     Saved,
     SaveFailed,
     SaveFinal,
     Score,
-    Scored,
     Spell,
-    Spelt,
     Task,
 )
 from rapidfire_jupyter.training.metrics import (
@@ -92,6 +82,7 @@ from rapidfire_jupyter.training.models import (
     skeleton,
 )
 from rapidfire_jupyter.training.rehearsals import Rehearsal
+from rapidfire_jupyter.training.replies import LeaveEvaluation, Replies
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +99,6 @@ _SILENCED = (PrinterCallback, ProgressCallback, NotebookProgressCallback)
 
 class _Unwind(BaseException):
     """Raised in a parked thread to end it."""
-
-
-class _LeaveEvaluation(BaseException):
-    """Raised inside an evaluation that is to be done again later."""
 
 
 class Coroutine:
@@ -142,7 +129,7 @@ class Coroutine:
         self._may_mark = False
         self._epoch_closing = False
         self._in_evaluation = False
-        self._sheet: answering.Sheet | None = None
+        self._replies: Any = None  # Replies, once there is a trainer
         self._of_tasks: dict[str, dict[str, Any]] = {}  # rows of an evaluation by task so far
         self._streams_after_redo: dict[str, Any] | None = None
         self._watching_evaluation = False
@@ -166,7 +153,7 @@ class Coroutine:
         try:
             last = self._run()
         except BaseException as error:  # it could not even open its folder
-            last = _failure(error)
+            last = failure(error)
         self._reports.put(last)
 
     def _run(self) -> Report:
@@ -185,7 +172,7 @@ class Coroutine:
             except _Unwind:
                 pass
             except BaseException as error:
-                return _failure(error)
+                return failure(error)
             finally:
                 self._release()
                 context.leave()
@@ -199,7 +186,7 @@ class Coroutine:
             there = self._mark
             if there is None or not memory.exhausted(error):
                 raise
-            failure = _failure(error)
+            failed = failure(error)
             rollback.go_back(self._trainer, there, error)
             self._rows = there.rows
             self._cells = cells.token()  # what was set beside the step that is undone is, too
@@ -207,7 +194,7 @@ class Coroutine:
         else:
             self._hand_over(Finished(self._trainer.state.global_step))
             return
-        self._hand_over(replace(failure, parked_at=there.step))
+        self._hand_over(replace(failed, parked_at=there.step))
 
     # ---- the baton ----
 
@@ -234,29 +221,15 @@ class Coroutine:
                     report = self._save(command.beside)
                 case SaveFinal():
                     report = self._save_final()
-                case Observe():
-                    report = self._observe()
-                case Lend():
-                    report = self._lend(command.asked)
-                case Decode():
-                    report = self._decode(command)
-                case Mix():
-                    report = self._mix(command)
-                case Probe():
-                    report = self._probe(command)
-                case Spell():
-                    report = Spelt(
-                        tuple(answering.as_texts(self._asked().tokenizer, command.answers))
-                    )
-                case Score():
-                    report = self._score(command)
+                case Observe() | Lend() | Decode() | Mix() | Probe() | Spell() | Score():
+                    report = self._replies.to(command)
                 case Continue():
                     if self._parked_in_evaluation:
                         return
                     report = Observed(None, self._step(), left=True)
                 case AbortEvaluation():
                     if self._parked_in_evaluation:
-                        raise _LeaveEvaluation
+                        raise LeaveEvaluation
                     report = Parked(self._step(), begun=self._begun)
                 case Close():
                     raise _Unwind
@@ -333,7 +306,7 @@ class Coroutine:
         try:
             folder = checkpoints.stage(trainer, task.run_dir, facts)
         except Exception as error:
-            if not _is_of_disk(error):
+            if not is_of_disk(error):
                 raise
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, rows, trainer.state.best_global_step)
@@ -344,122 +317,10 @@ class Coroutine:
         try:
             folder = checkpoints.stage_final(trainer, self._task.run_dir)
         except Exception as error:
-            if not _is_of_disk(error):
+            if not is_of_disk(error):
                 raise
             return SaveFailed(f"{type(error).__name__}: {error}")
         return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
-
-    def _observe(self) -> Report:
-        if self._trainer.eval_dataset is None or self._trainer.args.eval_strategy != "no":
-            return Observed(None, self._step())  # the trainer evaluates by itself
-        assert self._task is not None
-        given = tasks.by_name(self._trainer.eval_dataset)
-        count = tasks.share_of(self._task.data.eval_rows, given)
-        datasets = {name: _some(one, count) for name, one in given.items()}
-        self._watching_evaluation = True
-        try:
-            metrics, losses = watching.chunk_evaluation(self._trainer, datasets, _Watcher(self))
-        except _LeaveEvaluation:
-            return Observed(None, self._step(), left=True)
-        finally:
-            self._watching_evaluation = False
-        row = clean_row(metrics, self._warn)
-        return Observed(row, self._step(), losses=tuple(losses))
-
-    def _asked(self) -> answering.Sheet:
-        """What this run is asked at chunk ends; made once."""
-        if self._sheet is None:
-            task = self._task
-            assert task is not None
-            self._sheet = answering.sheet(
-                self._trainer.model,
-                self._trainer.processing_class,
-                task.config,
-                task.data,
-                task.prepared,
-            )
-        return self._sheet
-
-    def _decode(self, command: Decode) -> Report:
-        self._watching_evaluation = True
-        try:
-            answers = answering.answer(
-                self._trainer, command.prompts, command.max_new_tokens, self.on_prediction_step
-            )
-        except _LeaveEvaluation:
-            return Decoded(None, self._step(), left=True)
-        except Exception as error:  # it costs this run its answers, not its training
-            return Decoded(None, self._step(), error=_failure(error).error)
-        finally:
-            self._watching_evaluation = False
-        return Decoded(answers, self._step())
-
-    def _lend(self, asked: Ask | None) -> Report:
-        assert self._task is not None and self._base is not None
-        prompts, longest, error = self._asked().prompts, self._task.data.max_new_tokens, ""
-        if asked is not None:
-            longest = asked.max_new_tokens
-            try:
-                prompts = answering.asked_by_a_person(
-                    self._trainer.model, self._asked(), asked.prompts
-                )
-            except Exception as failed:  # a chat template that refuses them, for example
-                prompts, error = (), _failure(failed).error
-        loan = answering.loan(self._trainer, self._base, longest) if prompts else None
-        rows = self._trainer.args.eval_batch_size
-        return Lent(prompts, longest, rows, self._step(), loan, error)
-
-    def _mix(self, command: Mix) -> Report:
-        assert self._task is not None and self._base is not None
-        self._watching_evaluation = True
-        try:
-            answers = answering.answer_together(
-                self._trainer,
-                self._task.mixer,
-                self._base,
-                command.loans,
-                command.prompts,
-                command.max_new_tokens,
-                self.on_prediction_step,
-            )
-        except _LeaveEvaluation:
-            return Mixed(None, self._step(), left=True)
-        except Exception:
-            logger.debug("runs answer alone", exc_info=True)  # what is wrong shows there, if at all
-            return Mixed(None, self._step())
-        finally:
-            self._watching_evaluation = False
-        return Mixed(answers, self._step())
-
-    def _probe(self, command: Probe) -> Report:
-        assert self._task is not None and self._base is not None
-        self._watching_evaluation = True
-        try:
-            seconds = answering.probe(
-                self._trainer,
-                self._task.mixer,
-                self._base,
-                command.loans,
-                command.prompts,
-                command.max_new_tokens,
-                self.on_prediction_step,
-            )
-        except _LeaveEvaluation:
-            return Probed(None, self._step(), left=True)
-        except Exception:
-            logger.debug("nothing is known of answers", exc_info=True)  # it shows when they are due
-            return Probed(None, self._step())
-        finally:
-            self._watching_evaluation = False
-        return Probed(seconds, self._step())
-
-    def _score(self, command: Score) -> Report:
-        assert self._task is not None
-        with watching.untouched(self._trainer):
-            metrics, samples = answering.judge(
-                self._asked(), command.answers, self._task.config.model.compute_metrics, self._warn
-            )
-        return Scored(metrics, samples, self._step())
 
     # ---- building ----
 
@@ -486,6 +347,7 @@ class Coroutine:
             compute_metrics,
         )
         self._trainer = trainer
+        self._replies = Replies(trainer, base, task, self._step, self._watching, _Watcher(self))
         check_untouched(base)
         needs = estimates.footprint(trainer, base.model)
         if task.room is not None:  # what is sure must fit before anything is tried
@@ -621,7 +483,7 @@ class Coroutine:
                 with _watch_evaluation(self, may_leave):
                     self._step_done(*args, **kwargs)
                 break
-            except _LeaveEvaluation:
+            except LeaveEvaluation:
                 set_rng_state(streams)
                 self._in_evaluation = True
                 try:
@@ -768,6 +630,15 @@ class Coroutine:
             finally:
                 self._parked_in_evaluation = False
 
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """While inside, an evaluation may be parked in, and left."""
+        self._watching_evaluation = True
+        try:
+            yield
+        finally:
+            self._watching_evaluation = False
+
     def wants_chunk(self, kind: str, step: int) -> bool:
         """Whether a strategy "chunk" puts an evaluation or a save at this step."""
         assert self._task is not None
@@ -784,7 +655,7 @@ class Coroutine:
     def _release(self) -> None:
         """Let go of everything, so that nothing of the run outlives its thread."""
         trainer = self._trainer
-        self._trainer = self._task = self._base = self._gauge = None
+        self._trainer = self._task = self._base = self._gauge = self._replies = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
         self._init_training_state = None
         if trainer is not None:
@@ -846,7 +717,7 @@ class _watch_evaluation:  # noqa: N801 - reads as a statement
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._coroutine._watching_evaluation = False
-        if isinstance(error, _LeaveEvaluation) or (error is not None and memory.exhausted(error)):
+        if isinstance(error, LeaveEvaluation) or (error is not None and memory.exhausted(error)):
             trainer = self._coroutine._trainer
             state = trainer.accelerator.gradient_state
             state.dataloader_references = self._loaders
@@ -866,35 +737,3 @@ def _reset(accelerator: Any, *objects: Any) -> tuple[Any, ...]:
         setattr(accelerator, name, [])
     accelerator.step = 0
     return objects
-
-
-def _some(dataset: Any, count: int) -> Any:  # Any: datasets.Dataset, or a stream
-    """`count` rows of a data set, evenly picked; the first ones of a stream; 0 for all."""
-    if hasattr(dataset, "__len__"):
-        return dataset.select(even_rows(len(dataset), count))
-    return dataset.take(count) if count else dataset
-
-
-def _is_of_disk(error: Exception) -> bool:
-    """Whether a save failed at the disk: OSError, or how torch and safetensors tell of one."""
-    torchs = isinstance(error, RuntimeError) and any(
-        word in str(error) for word in ("PytorchStreamWriter", "inline_container", "No space")
-    )
-    of_system = isinstance(error, OSError) and error.errno is not None
-    foreign = isinstance(error, ConnectionError | TimeoutError | ChildProcessError)
-    return torchs or isinstance(error, SafetensorError) or (of_system and not foreign)
-
-
-def _failure(error: BaseException) -> Failed:
-    ran_out = memory.exhausted(error)
-    text = io.StringIO()
-    traceback.print_exception(error, file=text)
-    traceback.clear_frames(error.__traceback__)
-    try:
-        message = str(error).strip() or type(error).__name__
-    except BaseException:  # its own __str__ fails
-        message = f"{type(error).__name__} without a message"
-    first = message.splitlines()[0]
-    of_disk = isinstance(error, OSError) and error.errno in storage.DISK_ERRORS
-    line = first if isinstance(error, RapidFireError) else f"{type(error).__name__}: {first}"
-    return Failed(line, text.getvalue(), of_disk, ran_out)
