@@ -73,7 +73,7 @@ class Plateau:
 
     Attributes:
         alpha: Relative improvement of the training loss over the window, below which it surely is.
-        eval_alpha: The same of eval_loss, whose first and last values in the window are compared.
+        eval_alpha: The same of eval_loss, by the line through the window, if its noise allows.
         window: Share of the schedule.
         rate: Share of the peak learning rate under which a flat curve is as it should be.
         rows: Rows in each half of the window, where only the training loss can be looked at.
@@ -232,9 +232,13 @@ def _plateau(one: Plateau, run: Run, rows: Sequence[Row]) -> list[Alert]:
             continue
         metric = "eval_loss" if evaluated else "loss"
         values = [r[metric] for r in inside if metric in r and math.isfinite(r[metric])]
-        gain = _gain(values) if evaluated else _certain_gain(values, one.rows)
-        alpha = one.eval_alpha if evaluated else one.alpha
-        flat = gain is not None and -_RISE < gain < alpha
+        if evaluated:
+            known = [r[metric] for r in rows if metric in r and r["step"] <= end]
+            known = [value for value in known if math.isfinite(value)]
+            gain, flat = _even(values, known[-len(values) - 1 :], one.eval_alpha)
+        else:
+            gain = _certain_gain(values, one.rows)
+            flat = gain is not None and -_RISE < gain < one.alpha
         flags.append((n, flat))
         texts[n] = (
             f"{metric} improved by {100 * (gain or 0):.2g} % over the last "
@@ -258,9 +262,29 @@ def _plateau(one: Plateau, run: Run, rows: Sequence[Row]) -> list[Alert]:
     ]
 
 
-def _gain(values: Sequence[float]) -> float | None:
-    """Relative improvement from the first to the last of at least three evaluations."""
-    return (values[0] - values[-1]) / abs(values[0]) if len(values) >= 3 and values[0] else None
+def _even(
+    values: Sequence[float], known: Sequence[float], alpha: float
+) -> tuple[float | None, bool]:
+    """The relative improvement over evaluations by their line, and whether they surely are flat.
+
+    An equivalence test: flat is what improves by less than `alpha`, if the 90 % interval of the
+    improvement lies within what would be a rise or a fall. Where evaluations swing by more than
+    that, as at a high learning rate, nothing is said. Their noise is taken from second differences,
+    which a trend does not touch, by the median, which a bend at the start does not.
+
+    Args:
+        known: The same evaluations with the one before them.
+    """
+    count, level = len(values), abs(fmean(values)) if values else 0.0
+    if count < 3 or not level:
+        return None, False
+    middle, squares = (count - 1) / 2, count * (count * count - 1) / 12
+    slope = sum((i - middle) * value for i, value in enumerate(values)) / squares
+    gain = -slope * (count - 1) / level
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(known, known[1:], known[2:], strict=False)]
+    noise = 1.4826 * median(bends) / math.sqrt(6) / level
+    error = noise * (count - 1) / math.sqrt(squares)
+    return gain, gain < alpha and abs(gain) + 1.64 * error < _RISE
 
 
 def _certain_gain(values: Sequence[float], least: int) -> float | None:

@@ -184,6 +184,16 @@ def test_decay_of_the_learning_rate_makes_no_plateau():
     assert len(seen(held, (Plateau(),))) == 1
 
 
+def test_evaluations_that_swing_on_their_way_down_make_few_plateaus():
+    """It falls by 2 % over the window; evaluations, at a high rate, are 1 % off."""
+    found = [
+        bool(seen(curve(s, jitter=0.01, loss=lambda share: 3 - 0.16 * share), (Plateau(),)))
+        for s in range(40)
+    ]
+
+    assert sum(found) <= 4
+
+
 # ------------------------------------------------------------------------------------- what is told
 
 

@@ -6,6 +6,7 @@ of the training rows and of 64 eval rows (at most half of them) drawn for each r
 the last loss on all eval rows. `tokens` is the share of the whole grid's, `regret` by how much the
 loss of the best run that was left is over that of the best of all, `lost` in how many replays the
 best was stopped, `wrong` which share of all stops hit a run that would have ended within 1 % of it.
+Monitors look at the same curves; an alert is false if the run went on learning after it.
 
 The time ratio is of_solo / of_budget: what training alone with plain TRL takes against the engine
 for the same configurations, divided by the share of tokens that guarded halving needs.
@@ -23,7 +24,7 @@ import grids
 import workload
 from replay import Replay
 
-from rapidfire_jupyter import RFGridSearch
+from rapidfire_jupyter import RFGridSearch, monitors
 from rapidfire_jupyter.halving import Halving
 from rapidfire_jupyter.scheduler import next_run
 from rapidfire_jupyter.screening import Outliers, SlowLearners
@@ -268,6 +269,15 @@ def compare(all_curves, replays, contenders):
     return found
 
 
+def alarms(curves):
+    """Alerts per run of a grid in which nothing stops, and how many of them are false."""
+    seen = range(min(SEEN_ROWS, len(curves.examples[0][0])))
+    replay = Playback(curves.configs, (), chunks=grids.CHUNKS, curves=curves, seen=seen).run()
+    found = monitors.look(monitors.DEFAULT, replay.state, replay.rows)
+    false = [one for one in found if grids.went_on(replay.rows[one.run], one.step)]
+    return len(found) / len(curves.configs), len(false) / len(curves.configs)
+
+
 def table(title, found):
     """Print a line for each contender."""
     print(f"\n{title}")
@@ -357,6 +367,11 @@ def main():
         found = compare(known, options.replays, CONTENDERS)
         trained = ", ".join(f"{c.seconds:.0f} s" for c in known)
         table(f"{grid} grid (trained to the end in {trained})", found)
+        told, false = zip(*(alarms(one) for one in known), strict=True)
+        print(
+            f"  monitors: {statistics.fmean(told):.3f} alerts a run, "
+            f"{statistics.fmean(false):.3f} of them false"
+        )
         if grid == "benign":
             share = statistics.fmean(r.tokens for r in found["guarded halving (default)"])
     if not options.skip_time:

@@ -2,6 +2,7 @@
 
 The answers must be the same. Once as what decoding alone takes, by shape: the first time that a
 shape is met, it is tried (`cold`). Once as a whole experiment, training and losses included.
+Once as `exp.sample` of runs that are open, and of those that have ended.
 """
 
 import contextlib
@@ -23,7 +24,11 @@ def main():
     options = arguments(__doc__)
     for size in ("tiny",) if options.quick else ("tiny", "10M"):
         rounds = options.rounds or (2 if options.quick else 5)
-        figures = [*decoding(size, rounds), *experiments(size, max(2, rounds // 2))]
+        figures = [
+            *decoding(size, rounds),
+            *experiments(size, max(2, rounds // 2)),
+            *asking(size, max(2, rounds // 2)),
+        ]
         title = f"answers of {RUNS} runs to {PROMPTS} prompts of {TOKENS} tokens, {size}"
         show(f"{title}, {rounds} rounds", figures, options.json)
 
@@ -108,6 +113,31 @@ def answering(size):
     exp.wait()
     exp.end()
     assert all(run.status == "completed" for run in exp.runs)
+
+
+def asking(size, rounds):
+    """CPU seconds of `exp.sample`: answers together / one by one."""
+    exp = workload.experiment(workload.Work(size, RUNS, 8, 4, True), generate_rows=0)
+    exp.pause_all().wait()
+    yield sampling(exp, "    exp.sample, open runs", rounds)
+    exp.resume_all().wait()
+    exp.wait()
+    yield sampling(exp, "    exp.sample, runs that have ended", rounds)
+    exp.end()
+
+
+def sampling(exp, name, rounds):
+    """Runs asked the same, in other words each time: no shape is known from the time before."""
+    took, runs = {"together": [], "one by one": []}, list(range(1, RUNS + 1))
+    for number in range(rounds):
+        prompts, made = [f"{n} {workload.tiny.sentence(n, 5 + number)}" for n in range(ROWS)], []
+        for side in sorted(took, reverse=number % 2 == 1):
+            with shared(side == "together"):
+                seconds, told = timed(lambda asked=prompts: exp.sample(runs, asked, TOKENS))
+            took[side].append(seconds)
+            made.append(told)
+        assert made[0].equals(made[1]), "not the same answers"
+    return ratio(name, took["together"], took["one by one"], TARGET, f"{ROWS} prompts")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
 )
+from rapidfire_jupyter.comparison import NOISE
 from rapidfire_jupyter.data import demo
 
 CHUNKS = 8
@@ -248,6 +249,17 @@ def padded(tokens, rows, whole=False):
         ids[i, : len(row)] = torch.tensor(row)
         labels[i, start : len(row)] = ids[i, start : len(row)]
     return ids, labels
+
+
+def went_on(rows, step):
+    """Whether a run still learned after an alert: it became better than before by over the noise.
+
+    True as well where that is not known: then the alert counts as false.
+    """
+    evals = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    before = [value for at, value in evals if step is not None and at <= step]
+    after = [value for at, value in evals if step is not None and at > step]
+    return not before or (bool(after) and min(after) < (1 - NOISE) * min(before))
 
 
 def curves(setting, grid, seed):
