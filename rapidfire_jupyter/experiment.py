@@ -538,6 +538,7 @@ class Experiment:
         """Let runs answer prompts now, between two slices; a row per prompt, a column per run.
 
         Runs that train answer as they are; others with their finished or newest saved weights.
+        Runs of one base share batches where that changes no token.
         Any: a prompt or a list of them, each a text or a list of messages. A text is put in the
         form that the run's own prompts have.
 
