@@ -329,7 +329,8 @@ class Engine:
     # ---- a run's turn ----
 
     def _slice(self, fit: Fit, run: int) -> None:
-        known, told = fit.state.runs[run], Slice(fit, run)
+        turn = fit.executor.generations.cycle(run)  # steps until others have their turns
+        known, told = fit.state.runs[run], Slice(fit, run, in_turns=turn is not None)
         owes = fit.owes(run, known.step)
         self._watch(fit, run, known.step, told, owes)
         if self._exiting or not fit.executor.is_open(run):
@@ -341,25 +342,30 @@ class Engine:
             fit.complete(run)
         if owes or run in fit.ending:
             return
-        until = scheduler.slice_end(known, fit.pace.slice_steps)
+        until = scheduler.slice_end(known, scheduler.least(fit.pace.slice_steps, turn))
         report, read = self._advance(fit, run, until, told.started)
         if isinstance(report, messages.Finished):  # nothing was left to train
             fit.keep_finished(run, report.step)
         if not isinstance(report, messages.Parked):
             return  # it failed, or an op closed it: their events say so
         step, ends = report.step, known.chunk_ends
+        told.charge(*fit.executor.generations.settle(run))
         trained = told.seconds() - told.watched
         before = states.chunks_done(ends, fit.state.runs[run].step)
         chunks = states.chunks_done(ends, step) - before
         fit.moved(run, step)  # ops during its evaluation find it where it is
         self._watch(fit, run, step, told, answers=False)
         if not self._exiting and fit.executor.is_open(run):
+            trained += sum(one.seconds - one.watched for one in (told.before, *fit.spent.values()))
             observing.thin(fit, run, step, (trained, chunks), self._between)
         if self._exiting or not fit.executor.is_open(run):
             return
         if step in ends or report.ending or report.save_wanted:
             fit.save(run)
         if not fit.executor.is_open(run):
+            return
+        if turn and not (report.ending or step in ends or told.is_over(step, read)):
+            told.pause(read)
             return
         told.end(step, read)
         if not report.ending:

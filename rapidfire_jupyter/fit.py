@@ -25,11 +25,29 @@ from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
 from rapidfire_jupyter.training import checkpoints, messages, models, relief, trainers
+from rapidfire_jupyter.training.gauge import Reading
 
 # The disk is told of only if it may come to matter: less than this is free, or so many times what
 # checkpoints may still take.
 _AMPLE_BYTES = 2 * 2**30
 _AMPLE = 10
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a slice that is trained in turns has taken so far, in seconds.
+
+    Attributes:
+        step: Its run's step when it began.
+        watched: In evaluations.
+    """
+
+    step: int
+    seconds: float = 0.0
+    watched: float = 0.0
+    moving: float = 0.0
+    computed: float = 0.0
+    read: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True)
@@ -67,6 +85,7 @@ class Fit:
         relieve: Whether a run that does not fit may be changed in every way that is documented.
         observed: Step of each run's newest chunk evaluation; `answered` of its newest answers.
         shared: What runs answered in another's turn, until their own.
+        spent: What slices have taken that are trained in turns, until their ends.
         ending: Runs that are past their last step and still owe answers.
         asked: Runs that answer before any trains on, since one of them has.
         beside: Rows that were logged for a run by the engine since the run was opened.
@@ -95,6 +114,7 @@ class Fit:
     observed: dict[int, int] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)
     shared: dict[int, Shared] = field(default_factory=dict)
+    spent: dict[int, Spent] = field(default_factory=dict)
     ending: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     beside: dict[int, int] = field(default_factory=dict)
@@ -145,7 +165,7 @@ class Fit:
         kept_rows = resume.rows if resume else 0
         if skipped or rows != kept_rows or (resume and self.state.runs[run].step != step):
             self.emit("run_recovered", run, step=step, rows=kept_rows, skipped=skipped, sync=True)
-        for seen in (self.beside, self.observed, self.answered, self.shared):
+        for seen in (self.beside, self.observed, self.answered, self.shared, self.spent):
             seen.pop(run, None)
         self.ending.discard(run)
         order = Order(run, self.configs[run], self.source(run))

@@ -94,7 +94,8 @@ def measured(events: Iterable[Event], before: Measures | None = None) -> Measure
     for event in events:
         data: Mapping[str, Any] = event.data  # Any: JSON values
         if event.kind == "slice_started" and event.run is not None:
-            open_slice = event.run, event.time
+            # One that is trained in turns is open longer than it trains.
+            open_slice = None if data.get("turns") else (event.run, event.time)
         elif event.kind == "slice_ended" and event.run is not None:
             known = {name: data[name] for name in _MEASURED if data.get(name) is not None}
             slices.append(

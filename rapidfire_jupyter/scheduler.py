@@ -56,3 +56,8 @@ def slice_end(run: Run, slice_steps: int | None) -> int:
     ahead = [end for end in run.chunk_ends if end > run.step]
     end = ahead[0] if ahead else (run.total_steps or run.step + 1)
     return end if slice_steps is None else min(end, run.step + slice_steps)
+
+
+def least(*steps: int | None) -> int | None:
+    """The shortest of some lengths of a slice; None if none is given."""
+    return min((one for one in steps if one is not None), default=None)

@@ -17,6 +17,7 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import (
     adapters,
     checkpoints,
+    generating,
     messages,
     mixed,
     models,
@@ -62,7 +63,7 @@ class LocalExecutor:
         self._prepared = prepared.PreparedData()
         self._frozen, self.references = FrozenModels(self._hold), References()
         self._rehearsals = Rehearsals()
-        self.mixer = mixed.Mixer()
+        self.mixer, self.generations = mixed.Mixer(), generating.Generations()
         self._bases: list[models.Base] = []
         self._sessions: dict[int, session.Session] = {}
         self._pinned: dict[int, set[int]] = {}
@@ -99,6 +100,7 @@ class LocalExecutor:
             references=self.references,
             rehearsals=self._rehearsals,
             mixer=self.mixer,
+            generations=self.generations if self._residency is None else None,
             base=lambda: self._base(order.config),
             resume=resume,
             source=order.source if resume is None else None,
@@ -189,6 +191,7 @@ class LocalExecutor:
         shutil.rmtree(self._folder / OFFLOAD, ignore_errors=True)
         self._frozen.clear()
         self.references.clear()
+        self.generations.clear()
         self._rehearsals.clear()
         self._prepared.clear()
 

@@ -32,6 +32,7 @@ from rapidfire_jupyter.training import (
     checkpoints,
     estimates,
     gauge,
+    generating,
     memory,
     output,
     rollback,
@@ -140,6 +141,7 @@ class Coroutine:
         self._load_rng_state: Any = None
         self._init_training_state: Any = None
         self._place: streams.Place | None = None  # in a stream
+        self._seat: generating.Seat | None = None  # among those that sample together
         self._resumed_at_end = False
         self._begun = False
         self._cells, self._marked = cells.token(), False
@@ -251,6 +253,8 @@ class Coroutine:
         aligned = step % self._schedule.multiple == 0
         if aligned and self._may_mark:
             self._mark = rollback.mark(trainer, self._rows)
+        if self._seat is not None and aligned and not ending:
+            self._seat.at(step)
         deadline = self._advance.deadline
         due = step >= self._advance.until or (deadline is not None and time.monotonic() >= deadline)
         if ending or (aligned and (due or self._save_wanted or self._interrupt.is_set())):
@@ -359,6 +363,10 @@ class Coroutine:
             trainer, task.config, task.data.plan, rows
         )
         task.references.serve(trainer, task.config, base, peft_config)
+        if task.generations is not None:
+            self._seat = task.generations.serve(
+                task.run_id, trainer, task.config, base, schedule.multiple
+            )
         self._install()
         notes = self._adapt_checkpoint()
         if task.config.trainer.own_order:
@@ -385,6 +393,8 @@ class Coroutine:
             inexact = (*inexact, "vLLM samples its answers, with kernels and numbers of its own")
         if cells.overlapped(self._cells) and self._resume is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
+        if self._seat is not None and self._resume is None:
+            self._seat.at(0)
         disk_bytes = 3 * needs.gradients  # weights and two moments
         return Prepared(schedule, self._start, base.name, disk_bytes, inexact, notes, needs)
 
@@ -654,8 +664,11 @@ class Coroutine:
 
     def _release(self) -> None:
         """Let go of everything, so that nothing of the run outlives its thread."""
-        trainer = self._trainer
-        self._trainer = self._task = self._base = self._gauge = self._replies = None
+        trainer, task = self._trainer, self._task
+        if task is not None and task.generations is not None:
+            task.generations.forget(task.run_id)
+        self._trainer = self._task = self._base = None
+        self._gauge = self._replies = self._seat = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
         self._init_training_state = None
         if trainer is not None:
@@ -667,7 +680,7 @@ class Coroutine:
             trainer.accelerator.__dict__.pop("free_memory", None)
             self.remains = [weakref.ref(p) for p in trainer.model.parameters() if p.requires_grad]
             for module in trainer.model.modules():  # TRL and accelerate tie models into cycles
-                for name in ("forward", "_original_forward"):
+                for name in ("forward", "_original_forward", "generate"):
                     module.__dict__.pop(name, None)
             trainer.__dict__.clear()
         self._context.accelerate_state.clear()

@@ -10,6 +10,7 @@ from rapidfire_jupyter.training import checkpoints, trainers
 from rapidfire_jupyter.training.estimates import Footprint
 from rapidfire_jupyter.training.frozen import FrozenModels
 from rapidfire_jupyter.training.gauge import Reading
+from rapidfire_jupyter.training.generating import Generations
 from rapidfire_jupyter.training.memory import Phase
 from rapidfire_jupyter.training.mixed import Loan, Mixer
 from rapidfire_jupyter.training.models import Base
@@ -24,6 +25,7 @@ class Task:
     """What a session needs to know of its run.
 
     Attributes:
+        generations: Those with which it may sample together; None if what they hold may be away.
         base: Gives the run's base model; called in the run's thread, seeded with the fit's seed.
         resume: A good checkpoint to go on from, or None.
         source: A parent's checkpoint that a warm clone starts from.
@@ -40,6 +42,7 @@ class Task:
     references: References
     rehearsals: Rehearsals
     mixer: Mixer
+    generations: Generations | None
     base: Callable[[], Base]
     resume: checkpoints.Checkpoint | None
     source: Path | None

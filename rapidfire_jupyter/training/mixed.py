@@ -115,13 +115,13 @@ class Mixer:
             config: As `generation.greedy` gives it, the same for all runs.
         """
         answers: list[list[Tokens | None]] = [[None] * len(prompts) for _ in adapters]
-        model = _body(base, own)
+        model = _decoder(base, own)
         cut = generation.fitting(model, config, prompts)
         for batch in generation.batches(cut, batch_rows):
             ids, runs = [cut[i] for i in batch], len(adapters)
             if not self._keeps_bits(base.name, model, own, adapters[0], config, ids, runs, between):
                 continue
-            with _mixing(model, adapters):
+            with mixing(model, adapters):
                 made = generation.answer_batch(model, config, ids * runs, between)
             for place, answer in enumerate(made or ()):
                 answers[place // len(batch)][batch[place % len(batch)]] = tuple(answer)
@@ -146,14 +146,14 @@ class Mixer:
         Returns:
             The run's share; None if there is no memory for it.
         """
-        model, runs = _body(base, own), len(adapters)
+        model, runs = _decoder(base, own), len(adapters)
         cut = generation.fitting(model, config, prompts)
         parts = generation.batches(cut, batch_rows)
         batch = [cut[i] for i in parts[len(parts) // 2]]
         if runs > 1 and self._keeps_bits(
             base.name, model, own, adapters[0], config, batch, runs, between
         ):
-            with _mixing(model, adapters):
+            with mixing(model, adapters):
                 seconds = generation.seconds(model, config, batch * runs, between)
         else:
             seconds, runs = generation.seconds(own, config, batch, between), 1
@@ -175,7 +175,7 @@ class Mixer:
         if (name, shape) not in self._same:
             tried = partial(generation.first_logits, config=config, tokens=TRIED_TOKENS)
             alone = tried(own, prompts=ids, between=between)
-            with _mixing(model, [adapter] * runs):
+            with mixing(model, [adapter] * runs):
                 together = tried(model, prompts=ids * runs, between=between)
             self._same[name, shape] = _equal(alone, together, runs)
         return self._same[name, shape]
@@ -191,25 +191,36 @@ def _equal(
     )
 
 
-def _body(base: Base, own: Any) -> nn.Module:
+def _decoder(base: Base, own: Any) -> Any:
     """A module tree over the base's weights that decodes as a run's model does."""
-    model: Any = copy.deepcopy(base.model, {id(p): p for p in base.model.parameters()})
+    model = body(base)
     model.generation_config = copy.deepcopy(own.generation_config)
+    return model
+
+
+def body(base: Base) -> Any:
+    """A module tree over the base's weights, in which runs' rows can be mixed."""
+    model: Any = copy.deepcopy(base.model, {id(p): p for p in base.model.parameters()})
     model.eval()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 @contextmanager
-def _mixing(model: nn.Module, adapters: Sequence[Adapter]) -> Iterator[None]:
+def mixing(model: Any, adapters: Sequence[Adapter]) -> Iterator[None]:
     """While inside, the model's rows are those of the adapters in turn, each as many."""
     handles = []
     for name in dict.fromkeys(name for one in adapters for name in one.layers):
         layers = [one.layers.get(name) for one in adapters]
         hook = partial(_add, layers)
         handles.append(model.get_submodule(name).register_forward_hook(hook))
+    apart = len(adapters) > 1 and attends_apart(model)
     try:
+        if apart:
+            model.set_attn_implementation(_attention(len(adapters)))
         yield
     finally:
+        if apart:
+            model.set_attn_implementation("sdpa")
         for handle in handles:
             handle.remove()
 
@@ -225,3 +236,48 @@ def _add(layers: Sequence[Any], module: nn.Module, inputs: Any, output: torch.Te
         down, up = layer.lora_A[name], layer.lora_B[name]
         part = slice(place * each, (place + 1) * each)
         output[part] += up(down(rows[part].to(down.weight.dtype))) * layer.scaling[name]
+
+
+def attends_apart(model: Any) -> bool:
+    """Whether attention can be computed for each run's rows by itself, as alone.
+
+    Its kernels divide long caches among threads by the number of rows, so that other rows beside a
+    run's would change its last bits.
+    """
+    return bool(
+        model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+    )
+
+
+def _attention(runs: int) -> str:
+    """The name under which transformers knows attention in as many parts as there are runs."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    name = f"sdpa_of_{runs}_runs"
+    AttentionInterface.register(name, partial(_attend, runs))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
+
+
+def _attend(
+    runs: int,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of each run's rows by itself; query and so on (runs x B, heads, T, width)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    each, made = len(query) // runs, []
+    for place in range(runs):
+        part = slice(place * each, (place + 1) * each)
+        mask = attention_mask
+        if mask is not None and len(mask) == len(query):
+            mask = mask[part]
+        own = query[part], key[part], value[part], mask
+        made.append(sdpa_attention_forward(module, *own, **given)[0])
+    return torch.cat(made), None

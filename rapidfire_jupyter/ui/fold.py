@@ -173,7 +173,7 @@ class Fold:
 def _cuts(event: Event, training: int) -> bool:
     """Whether a slice of the run `training` is over when this happens."""
     if event.kind in ("slice_started", "attached", "ended"):
-        return True
+        return not event.data.get("turns")  # slices in turns are open beside each other
     if event.run != training:
         return False
     op = event.data["kind"] if event.kind == "op" and event.data["outcome"] == "applied" else ""
