@@ -129,7 +129,7 @@ def _alone(
     asking: Asking, run: int, own: messages.Lent, shared: Shared | None
 ) -> messages.Decoded | None:
     """All answers of a run: those it gave in shared batches, and now the others."""
-    if not asking.fit.executor.is_open(run):
+    if asking.fit.left or not asking.fit.executor.is_open(run):
         return None
     known = dict(enumerate(shared.answers if shared is not None else ()))
     places = [place for place in range(len(own.prompts)) if known.get(place) is None]
@@ -178,17 +178,19 @@ def reply(asking: Asking, asked: messages.Ask, runs: Sequence[int]) -> dict[int,
         OpError: There is no such run, it has no weights, or it cannot answer.
     """
     fit, run = asking.fit, runs[0]
+    if fit.left:
+        raise OpError("the experiment was ended meanwhile; run_fit opens it again")
     known = fit.state.runs.get(run)
     if known is None or known.status == "deleted" or run not in fit.configs:
         raise OpError(f"there is no run {run} that could answer")
-    if not _opened(fit, run):
+    if not opened(fit, run):
         return _saved(fit, asked, runs)
     own = lent(asking, run)
     if own is not None and own.error:
         raise OpError(f"run {run} cannot answer: {own.error}")
     report = None
     if own is not None:
-        others = (other for other in runs[1:] if other in fit.configs and _opened(fit, other))
+        others = (other for other in runs[1:] if other in fit.configs and opened(fit, other))
         report, _ = answers(asking, run, own, others)
     if report is None:
         raise OpError(f"run {run} was ended meanwhile; ask it again")
@@ -199,7 +201,7 @@ def reply(asking: Asking, asked: messages.Ask, runs: Sequence[int]) -> dict[int,
     return {run: spelt.texts}
 
 
-def _opened(fit: Fit, run: int) -> bool:
+def opened(fit: Fit, run: int) -> bool:
     """Open a run that trains, and bring it to where it is; False if it is not, or failed at it."""
     if fit.state.runs[run].status in ACTIVE and not fit.executor.is_open(run):
         fit.open_run(run)

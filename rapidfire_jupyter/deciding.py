@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 DISK_SECONDS = 60.0  # the disk is looked at this often
 MOST_ROUNDS = 20  # of decisions that follow from each other, in one go
 _NEWS = frozenset({"run_completed", "run_failed", "op", "fit_started", "attached"})
-# Lets a run that is to be stopped answer first what it owes; False if Python ends meanwhile.
-Settle = Callable[[Fit, int], bool]
+# Lets a run that is to be stopped answer first what it owes; the fit may be left meanwhile.
+Settle = Callable[[Fit, int], None]
 
 
 def look(fit: Fit, settle: Settle) -> None:
@@ -110,10 +110,12 @@ def _note(fit: Fit, text: str) -> None:
 def _look(fit: Fit, settle: Settle) -> None:
     if not fit.ledger.next_seq:
         _ask_again(fit, settle)
+    if fit.left:
+        return
     watch(fit)
     _tell_cost(fit)
     rounds = 0
-    while fit.news and rounds < MOST_ROUNDS:
+    while fit.news and rounds < MOST_ROUNDS and not fit.left:
         fit.news = False
         decided = [_decide(fit, mode, settle) for mode in ("on", "dry-run")]
         _read(fit)
@@ -140,7 +142,7 @@ def _tell_cost(fit: Fit) -> None:
 
 def _refill(fit: Fit) -> None:
     """Begin the runs that a search suggests, as long as there are too few."""
-    while fit.search is not None:
+    while fit.search is not None and not fit.left:
         _read(fit)
         rows, events = fit.ledger.rows, fit.log.events
         due = suggestions.refill(fit.search, fit.state, fit.configs, rows, events)
@@ -152,7 +154,7 @@ def _refill(fit: Fit) -> None:
 def _decide(fit: Fit, mode: switches.Mode, settle: Settle) -> bool:
     """Ask the policies that act, or those that only tell; gives whether they decided anything."""
     asked, dry_run = switches.at_work(fit.oversight, fit.state, mode), mode == "dry-run"
-    if not asked:
+    if not asked or fit.left:
         return False
     _read(fit)
     known = fit.ledger
@@ -175,7 +177,7 @@ def _decide(fit: Fit, mode: switches.Mode, settle: Settle) -> bool:
 def _perform_all(fit: Fit, taken: Iterable[Decision], settle: Settle) -> None:
     """Ask for the ops of decisions; none stops to make room for clones that cannot be made.
 
-    Where Python ends meanwhile the others are left to the next kernel.
+    Where the fit is left meanwhile the others are for the next kernel.
     """
     cloned: dict[tuple[str, str], bool] = {}
     for one in taken:
@@ -187,8 +189,10 @@ def _perform_all(fit: Fit, taken: Iterable[Decision], settle: Settle) -> None:
             known = fit.state.runs.get(one.op.run or 0)
             fit.record(one.op, Verdict("refused", why), known.step if known else None)
             continue
-        if one.op.kind == "stop" and one.op.run is not None and not settle(fit, one.op.run):
-            return
+        if one.op.kind == "stop" and one.op.run is not None:
+            settle(fit, one.op.run)
+            if fit.left:
+                return
         handle = _perform(fit, one.op, one.reason)
         if one.op.kind == "clone":
             cloned[place] = cloned.get(place, False) or handle.status != "refused"

@@ -18,13 +18,13 @@ from typing import Any
 
 from rapidfire_jupyter import deciding, folders, observing, operations, scheduler
 from rapidfire_jupyter import state as states
-from rapidfire_jupyter.asking import Asking, begin, reply
+from rapidfire_jupyter.asking import Asking, begin, opened, reply
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
 from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.slicing import Slice
-from rapidfire_jupyter.state import Run
+from rapidfire_jupyter.state import ACTIVE, Run
 from rapidfire_jupyter.training import memory, messages
 from rapidfire_jupyter.training.gauge import Reading
 from rapidfire_jupyter.undo import opposite
@@ -143,6 +143,8 @@ class Engine:
             if not holding:
                 self._answer()
                 self._decide()
+            if self._exiting:
+                return
             turn = None if holding else self._next_turn()
             if turn is None:
                 self._wait(holding)
@@ -198,16 +200,14 @@ class Engine:
                 except OSError as error:
                     self._halt(fit, error)
 
-    def _settle(self, fit: Fit, run: int) -> bool:
-        """Let a run that is to be stopped answer first what it owes; False if Python ends."""
-        step = fit.state.runs[run].step
-        if fit.executor.is_open(run) and fit.owes(run, step):
-            with self._training(fit, run):
-                if self._between(fit, run):
-                    begin(fit, run, step)
-                if fit.executor.is_open(run) and not self._exiting:
-                    observing.pay(fit, run, step, self._between)
-        return not self._exiting
+    def _settle(self, fit: Fit, run: int) -> None:
+        """Let a run that is to be stopped answer first what it owes; after a crash it is opened."""
+        known = fit.state.runs[run]
+        if known.status not in ACTIVE or run not in fit.configs or not fit.owes(run, known.step):
+            return
+        with self._training(fit, run):
+            if not fit.left and opened(fit, run) and self._between(fit, run):
+                observing.pay(fit, run, fit.state.runs[run].step, self._between)
 
     def _wait(self, holding: bool) -> None:
         """Nothing to train: wait for a message (or for the end of a hold, or of an undo period)."""
@@ -285,6 +285,7 @@ class Engine:
         """Runs that are not prepared yet go first: their errors come in the first minute."""
         best: tuple[Fit, int] | None = None
         for fit in sorted(self._fits, key=lambda f: f.used_seconds):
+            fit.asked &= fit.owing() if fit.asked and not fit.halted else set()
             if fit.halted or fit.state.paused:
                 continue
             queued = [
@@ -297,8 +298,7 @@ class Engine:
                 return fit, fresh[0]
             ready = fit.configs.keys() & fit.state.runs.keys()
             turns = scheduler.turns(fit.state, ready, fit.executor.base_to_stay_on())
-            owing = fit.owing() & fit.asked if fit.asked else set()
-            fit.asked = owing & set(turns)
+            fit.asked &= set(turns)
             if turns and best is None:
                 fit.executor.expect(turns)
                 best = fit, next((i for i in turns if i in fit.asked), turns[0])
@@ -454,6 +454,7 @@ class Engine:
         else:
             what = f"training stopped at a fault of the engine ({type(error).__name__}: {error})"
             logger.error("engine fault", exc_info=error)
+        fit.left = True
         fit.halted = (
             f"{what}, then run the same run_fit again: it goes on from the last checkpoints"
         )
@@ -487,6 +488,7 @@ class Engine:
         if fit not in self._fits:
             return
         self._fits.remove(fit)
+        fit.left = True
         if fit.halted:
             with contextlib.suppress(OSError):
                 fit.executor.end()
@@ -501,6 +503,7 @@ class Engine:
     def _save_all(self) -> None:
         """The process ends: save every run that has trained; its threads die with the process."""
         for fit in self._fits:
+            fit.left = True
             if fit.halted:
                 continue
             fit.executor.flush()  # what is on its way to the disk need not be saved again
@@ -525,7 +528,7 @@ class Engine:
 
 def _undecided(fit: Fit) -> bool:
     """Whether policies are to look at something now; they wait for answers that are on the way."""
-    return fit.undecided and not fit.halted and not fit.asked
+    return fit.undecided and not (fit.halted or fit.left) and not fit.asked
 
 
 _engine: Engine | None = None

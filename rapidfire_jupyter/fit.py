@@ -90,6 +90,7 @@ class Fit:
         asked: Runs that answer before any trains on, since one of them has.
         beside: Rows that were logged for a run by the engine since the run was opened.
         halted: Why it cannot be trained on in this kernel (its disk failed); "" if it can.
+        left: It has ended or halted, or Python ends: nothing is begun or decided any more.
         oversight: Its policies and monitors; a later `run_fit` may give others.
         ledger: What they know.
         search: Suggests further runs when some have ended; None if all were there at the start.
@@ -108,6 +109,7 @@ class Fit:
     weight: float = 1.0
     used_seconds: float = 0.0
     halted: str = ""
+    left: bool = False
     relieve: bool = False
     told_of_moving: bool = False
     saved_at: dict[int, float] = field(default_factory=dict)

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
     Threshold,
+    engine,
     samples,
     showing,
     webhooks,
@@ -36,6 +38,7 @@ from rapidfire_jupyter.state import State, apply
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
 RATES = [3e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+ASKED = {"generate_rows": 6, "max_new_tokens": 6, "eval_budget": 1.0}
 
 
 def grid(rates=RATES, **given):
@@ -64,6 +67,19 @@ def cells(exp, search=None, policies=(), rows=48, wait=True, **given):
 
 def ops(exp, by="policy:"):
     return [e for e in exp.events if e.kind == "op" and e.data["by"].startswith(by)]
+
+
+def stops(event):
+    """Whether policies decide to stop a run."""
+    if event.kind != "decisions":
+        return False
+    return any(d.op is not None and d.op.kind == "stop" for d in of_event(event))
+
+
+def owing(exp):
+    """Runs that rest at a chunk end without answers there."""
+    ended = [r for r in exp.state.runs.values() if r.step in r.chunk_ends]
+    return [r.id for r in ended if r.step not in samples.steps(exp.run(r.id).folder)]
 
 
 def replayed(exp):
@@ -96,9 +112,8 @@ def test_halving_stops_the_losers_of_a_real_grid_and_the_winner_finishes(experim
 
 
 def test_a_run_that_a_policy_stops_answers_first_as_it_would_without_it(experiment):
-    asked = {"generate_rows": 6, "max_new_tokens": 6, "eval_budget": 1.0}
-    alone = cells(experiment("alone"), **asked)
-    exp = cells(experiment("judged"), policies=[Halving(eta=2)], **asked)
+    alone = cells(experiment("alone"), **ASKED)
+    exp = cells(experiment("judged"), policies=[Halving(eta=2)], **ASKED)
 
     stopped = [run for run in exp.state.runs.values() if run.status == "stopped"]
     assert len(stopped) >= 3
@@ -121,9 +136,7 @@ def test_policies_judge_answers_before_any_run_trains_on(experiment):
         experiment(),
         grid(RATES[1:5]),
         policies=[Halving(eta=2, metric="eval_chrf", first=0.25)],
-        generate_rows=6,
-        max_new_tokens=6,
-        eval_budget=1.0,
+        **ASKED,
     )
 
     first = next(e for e in exp.events if e.kind == "decisions")
@@ -139,6 +152,54 @@ def test_policies_judge_answers_before_any_run_trains_on(experiment):
     ]
     assert sorted(answered) == [1, 2, 3, 4]
     assert any(run.status == "stopped" for run in exp.runs)
+
+
+def test_nobody_waits_for_answers_of_runs_that_were_stopped_while_all_were_paused(experiment):
+    exp = experiment()
+    paused = []
+
+    def listen(event):
+        if event.kind == "logged" and event.data["source"] == "generation" and not paused:
+            paused.append(exp.pause_all())
+
+    exp._log.subscribe(listen)
+    cells(exp, grid(RATES[:3]), wait=False, **ASKED)
+    exp._wait(lambda: exp.state.paused, 120)
+
+    for run in (1, 2, 3):
+        exp.stop(run).wait(30)
+
+    exp.wait(30)
+    assert {run.status for run in exp.runs} == {"stopped"}
+
+
+def test_an_experiment_that_ends_while_a_policy_stops_its_runs_leaves_the_others_training(
+    tmp_path, experiment
+):
+    exp, other = Experiment("judged", root=tmp_path), experiment("other")
+    ending = []
+
+    def listen(event):  # the first of them is about to answer, then to be stopped
+        if stops(event) and not ending:
+            ending.append(threading.Thread(target=exp.end))
+            ending[0].start()
+            while engine.engine()._inbox.empty():
+                pass
+
+    exp._log.subscribe(listen)
+    cells(exp, policies=[Halving(eta=2)], wait=False, **ASKED)
+    cells(other, grid(RATES[:1]), wait=False)
+    exp._wait(lambda: ending, 120)
+    ending[0].join(120)
+    other.wait(120)
+
+    assert exp.events[-1].kind == "ended" and other.run(1).status == "completed"
+    exp = Experiment("judged", root=tmp_path)
+    cells(exp, policies=[Halving(eta=2)], **ASKED)
+    decided = [d.op.run for e in exp.events if stops(e) for d in of_event(e) if d.op is not None]
+    assert [e.run for e in ops(exp)] == decided
+    assert owing(exp) == []
+    exp.end()
 
 
 def test_a_person_who_resumes_a_stopped_run_overrules_the_policy(experiment):
@@ -531,6 +592,40 @@ def _child(root, path, count):
     operations.act = act
     exp = Experiment("exp", root=root)
     cells(exp, policies=[Halving(eta=2), CloneBest(top=1, at=(0.5,))])
+    exp.end()
+
+
+def _killed(root, path):
+    sys.path[:] = path
+    import torch
+
+    torch.set_num_threads(1)
+    exp = Experiment("exp", root=root)
+
+    def listen(event):
+        if stops(event):
+            Path(root, "reached").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    exp._log.subscribe(listen)
+    cells(exp, policies=[Halving(eta=2)], **ASKED)
+
+
+@pytest.mark.slow
+def test_killed_before_a_run_that_is_to_be_stopped_has_answered_it_answers_in_the_next_kernel(
+    tmp_path,
+):
+    process = _context.Process(target=_killed, args=(str(tmp_path), sys.path))
+    process.start()
+    process.join(240)
+
+    exp = Experiment("exp", root=tmp_path)
+    cells(exp, policies=[Halving(eta=2)], **ASKED)
+
+    assert (tmp_path / "reached").exists() and process.exitcode == -signal.SIGKILL
+    assert sum(run.status == "stopped" for run in exp.runs) >= 3 and owing(exp) == []
+    told = [(e.run, e.data["kind"]) for e in ops(exp)]
+    assert told == list(dict.fromkeys(told))
     exp.end()
 
 

@@ -1,6 +1,7 @@
 """Evaluations at chunk ends: what is logged and kept, training as without them, and ops in them."""
 
 import json
+import threading
 
 import pytest
 import tiny
@@ -14,8 +15,10 @@ from rapidfire_jupyter import (
     RFLoraConfig,
     RFModelConfig,
     RFSFTConfig,
+    engine,
 )
 from rapidfire_jupyter.errors import ConfigError, OpError
+from rapidfire_jupyter.executors.local import LocalExecutor
 from rapidfire_jupyter.training.scores import corpus_scores, row_scores
 
 EVAL = tiny.sft_rows(40)[30:]
@@ -194,6 +197,38 @@ def test_a_stop_while_a_run_answers_acts_at_the_next_token_and_it_answers_again_
     assert kept(exp, 1, 2) == kept(plain, 1, 2) and kept(exp, 1, 4) == kept(plain, 1, 4)
     steps = [row["step"] for row in exp.run(1).rows if "eval_bleu" in row]
     assert steps == [row["step"] for row in plain.run(1).rows if "eval_bleu" in row]
+
+
+def test_no_run_answers_any_more_when_python_ends(experiment, monkeypatch):
+    exp, at_work, given, ending = experiment(), engine.engine(), [], []
+    before = LocalExecutor.command
+
+    def command(executor, run, told):
+        if at_work._exiting:
+            given.append(type(told).__name__)
+        return before(executor, run, told)
+
+    def listen(event):  # both runs are about to answer together
+        if event.kind == "slice_started" and event.data["step"] == 2 and not ending:
+            ending.append(threading.Thread(target=at_work.shut_down, args=(60,)))
+            ending[0].start()
+            while at_work._inbox.empty():
+                pass
+
+    monkeypatch.setattr(LocalExecutor, "command", command)
+    exp._log.subscribe(listen)
+    exp.run_fit(
+        config(learning_rate=List([1e-2, 1e-3])),
+        tiny.create_model,
+        tiny.sft_rows(16),
+        EVAL,
+        num_chunks=2,
+        generate_rows=8,
+    )
+    at_work._thread.join(120)
+
+    assert ending and set(given) == {"AbortEvaluation"}  # it is saved already
+    exp._fit.executor.end()
 
 
 def test_a_users_metric_of_texts_gets_all_answers_and_its_failure_costs_only_its_metrics(
