@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapidfire_jupyter import deciding, folders, observing, operations, scheduler
-from rapidfire_jupyter import state as states
 from rapidfire_jupyter.asking import Asking, begin, opened, reply
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
@@ -351,13 +350,11 @@ class Engine:
         step, ends = report.step, known.chunk_ends
         told.charge(*fit.executor.generations.settle(run))
         trained = told.seconds() - told.watched
-        before = states.chunks_done(ends, fit.state.runs[run].step)
-        chunks = states.chunks_done(ends, step) - before
         fit.moved(run, step)  # ops during its evaluation find it where it is
         self._watch(fit, run, step, told, answers=False)
         if not self._exiting and fit.executor.is_open(run):
             trained += sum(one.seconds - one.watched for one in (told.before, *fit.spent.values()))
-            observing.thin(fit, run, step, (trained, chunks), self._between)
+            observing.thin(fit, run, step, trained, self._between)
         if self._exiting or not fit.executor.is_open(run):
             return
         if step in ends or report.ending or report.save_wanted:

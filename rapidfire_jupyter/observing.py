@@ -33,11 +33,11 @@ def observe(fit: Fit, run: int, step: int, between: Between) -> None:
     fit.observed[run] = step
 
 
-def thin(fit: Fit, run: int, step: int, trained: tuple[float, float], between: Between) -> None:
+def thin(fit: Fit, run: int, step: int, trained: float, between: Between) -> None:
     """Decide how often to evaluate from this chunk on, if no other run has reached its end yet.
 
     Args:
-        trained: Seconds and chunks trained in the slice that is ending.
+        trained: Seconds trained in the slice that is ending.
     """
     budget, ends = fit.pace.eval_budget, fit.state.runs[run].chunk_ends
     chunk = bisect_right(ends, step)
@@ -48,7 +48,7 @@ def thin(fit: Fit, run: int, step: int, trained: tuple[float, float], between: B
         _probe(fit, run, between)
         if not fit.executor.is_open(run):
             return
-    measured = thinning.costs(fit.log.since(0), *trained)
+    measured = thinning.costs(fit.log.since(0), trained)
     now = fit.thinnings[-1] if fit.thinnings else thinning.Thinning()
     if measured is None:
         return

@@ -69,15 +69,14 @@ def due(known: Sequence[Thinning], kind: Kind, chunk: int, last: bool) -> bool:
     return every > 0 and chunk % every == 0
 
 
-def costs(events: Iterable[Event], seconds: float, chunks: float) -> Costs | None:
+def costs(events: Iterable[Event], seconds: float) -> Costs | None:
     """What an event log says of costs; None if nothing was trained yet.
 
     Args:
-        seconds: Trained in the slice that is not in the log yet.
-        chunks: Trained in it.
+        seconds: Trained in the slice whose end is not in the log yet; its chunks are.
     """
     spent: dict[str, list[float]] = {"chunk": [], "generation": []}
-    probed = 0.0
+    probed = chunks = 0.0
     for event in events:
         data = event.data
         if event.kind == "slice_ended":

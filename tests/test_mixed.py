@@ -299,3 +299,38 @@ def test_a_warm_clone_is_made_while_runs_answer_together(experiment, parent):
     assert handles[0].wait(60).step == 2
     assert [run.status for run in exp.runs] == ["completed"] * 3
     assert [row["step"] for row in from_source(exp, parent, "generation")] == [2, 4]
+
+
+class Seldom(torch.nn.Linear):
+    """A layer in which another order of summing shows at every fifth token only."""
+
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + (x.shape[1] == 1)
+        shows = len(x) > 4 and self.calls % 5 == 4
+        return super().forward(x) * (1 + 0.01 * shows)
+
+
+def test_in_half_precision_more_tokens_are_tried_and_one_difference_tells_of_all_widths():
+    model = tiny.model(dtype=torch.bfloat16)
+    model.lm_head.__class__ = Seldom
+    one, base = base_of(model)
+    runs = [run_on(base, one, LoraConfig(**LORA), seed) for seed in range(2)]
+
+    made, _, mixer = together(base, runs)
+
+    assert made == [[None] * 12] * 2 and mixer.answered == 0
+    assert list(mixer._same.values()) == [False]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"num_local_experts": 8}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}],
+    ids=["experts", "stretching rotary embeddings"],
+)
+def test_where_rows_meet_in_more_than_shapes_each_run_answers_alone(given):
+    one, base = base_of(tiny.model())
+    run = run_on(base, one, LoraConfig(**LORA))
+    for name, value in given.items():
+        setattr(base.model.config, name, value)
+
+    assert mixed.adapter(run, base) is None

@@ -59,11 +59,13 @@ def test_costs_and_decisions_are_read_from_the_log():
         event(5, "slice_ended", 1, step=2, steps=2, seconds=12.0, eval_seconds=2.0),
     ]
 
-    assert costs(log, 20.0, 1.0) == Costs(15.0, 2.0, 40.0)
-    assert costs([*log, event(6, "logged", 1, row={}, source="generation", seconds=8.0)], 0, 0) == (
+    assert costs([*log, event(6, "advanced", 1, step=4, chunks=1.0)], 20.0) == Costs(
+        15.0, 2.0, 40.0
+    )
+    assert costs([*log, event(6, "logged", 1, row={}, source="generation", seconds=8.0)], 0) == (
         Costs(10.0, 2.0, 8.0)
     )
-    assert costs(log[:1], 0.0, 0.0) is None
+    assert costs(log[:1], 0.0) is None
     assert thinnings(log) == [Thinning(1, 1, 8)]
     assert thinnings([*log, event(6, "fit_started")]) == []
 

@@ -144,20 +144,7 @@ def _can_be_tried(model: Any) -> bool:
     the border between two of the few numbers. In float32 it shows at once.
     """
     whole = all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    return whole and mixed.attends_apart(model) and not _rows_meet(model.config)
-
-
-def _rows_meet(config: Any) -> bool:
-    """Whether what a model computes for a row depends on the numbers of others, or on the past.
-
-    Experts take the tokens of all rows that are routed to them; some rotary embeddings are
-    stretched by the longest text so far.
-    """
-    text = config.get_text_config()
-    experts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    rope = str(getattr(text, "rope_parameters", None))
-    stretched = "dynamic" in rope or "longrope" in rope
-    return stretched or any(getattr(text, name, None) for name in experts)
+    return whole and mixed.attends_apart(model) and not mixed.rows_meet(model.config)
 
 
 def _texts(prompts: Prompts) -> tuple[str, str]:
