@@ -155,9 +155,11 @@ class Engine:
                 self._halt(fit, error)
 
     def _answer(self) -> None:
-        """Let runs answer what was asked of them; others may act in between."""
-        while self._asks and not self._exiting:
-            message = self._asks.pop(0)
+        """Let runs answer what was asked of them; what is asked meanwhile waits for a step."""
+        asks, self._asks = self._asks, []
+        for message in asks:
+            if self._exiting:
+                return
             fit, ask = message.fit, message.ask
             assert fit is not None and ask is not None
             try:
@@ -215,7 +217,7 @@ class Engine:
             self._tidied = None
         self._held.set()
         try:
-            soon = holding or self._deferred or any(map(_undecided, self._fits))
+            soon = holding or self._deferred or self._asks or any(map(_undecided, self._fits))
             seconds = 0.02 if soon else (1.0 if self._trash() else None)
             message = self._inbox.get(timeout=seconds)
         except queue.Empty:

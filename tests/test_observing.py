@@ -348,6 +348,24 @@ def test_runs_answer_a_person_while_they_train_and_when_they_have_finished(exper
     assert after["run 2"].tolist() == [answer]
 
 
+def test_training_goes_on_however_much_is_asked(experiment):
+    exp, told = experiment(), []
+
+    def ask():
+        while len(told) < 500 and exp.run(1).status != "completed":
+            told.append(exp.sample(1, "how do i cancel", max_new_tokens=1))
+
+    exp.run_fit(config(), tiny.create_model, tiny.sft_rows(16), num_chunks=2)
+    people = [threading.Thread(target=ask) for _ in range(3)]
+    for one in people:
+        one.start()
+    exp.wait(120)
+    for one in people:
+        one.join(120)
+
+    assert 3 <= len(told) < 500 and exp.run(1).status == "completed"
+
+
 def test_what_cannot_be_asked_is_refused(experiment):
     exp = experiment()
     exp.run_fit(config(), tiny.create_model, tiny.sft_rows(8), num_chunks=1, block=True)
