@@ -125,8 +125,11 @@ def decide(policy: Halving, seen: Seen) -> list[Decision]:
 
 
 def _rungs(policy: Halving, seen: Seen) -> dict[float, bool]:
-    """Rungs of an experiment; runs of several epochs have more chunks, the fewest count."""
-    widths = [chunk_width(r) for r in seen.state.runs.values() if r.chunk_ends]
+    """Rungs of an experiment; runs of several epochs have more chunks, the fewest count.
+
+    A run of one chunk has no end to be judged at before its last.
+    """
+    widths = [chunk_width(r) for r in seen.state.runs.values() if len(r.chunk_ends) > 1]
     return rungs(policy, max(widths, default=0.125))
 
 
@@ -193,6 +196,7 @@ def _rank(
 ) -> _Ranking:
     metric, scores = pick_metric(seen.rows, policy.metric), {}
     may = starts(policy, seen)
+    together = [run for run in together if len(run.chunk_ends) > 1]
     for run in together:
         rows = seen.rows.get(run.id, ())
         score = score_at(run, rows, metric, barrier(run, rung), policy.mode)

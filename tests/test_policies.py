@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from random import Random
 from statistics import median
 
@@ -328,6 +329,19 @@ def test_nothing_is_decided_before_all_are_at_the_barrier():
 
     assert before == []
     assert [one.op.run for one in decide(Halving(), replay.state, replay.rows) if one.op] == [3, 4]
+
+
+def test_a_run_of_one_chunk_is_left_out_and_does_not_keep_others_from_being_judged():
+    replay = staged([0.0, 0.1, 0.2, 0.3, 0.0])
+    for run in (1, 2, 3, 4, 5):
+        replay.train_chunk(run)
+    short = replace(replay.state.runs[5], chunk_ends=(8,), step=8, total_steps=8)
+    runs = {**replay.state.runs, 5: replace(short, status="completed")}
+    rows = {**replay.rows, 5: [{"step": 8, "loss": 0.1, "eval_loss": 0.1}]}
+
+    found = decide(Halving(), replace(replay.state, runs=runs), rows)
+
+    assert [one.op.run for one in found if one.op] == [3, 4]
 
 
 def test_nothing_is_decided_while_paused():
