@@ -207,7 +207,7 @@ def check_datasets(
     Raises:
         DataError: With the rows, the rule and the fix.
     """
-    _check_streams(train, evaluation)
+    sets = train, evaluation
     if isinstance(evaluation, dict):
         evaluation = tasks.joined(evaluation)
     told: dict[str, None] = {}
@@ -237,6 +237,7 @@ def check_datasets(
                         told[f"data: {finding}"] = None
         if seen.get(key):
             _check_template(number, config, create_model)
+    _check_streams(*sets)
     about = "; ".join(map(str, sizes(train, evaluation)))
     return [*([f"data: {about}"] if about else []), *told]
 

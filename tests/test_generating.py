@@ -129,9 +129,9 @@ def test_runs_sample_together_with_two_threads(
 def test_models_whose_rows_depend_on_each_other_or_on_the_past_are_left_to_their_runs():
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
-    assert not sampling._rows_meet(tiny.model().config)
-    assert sampling._rows_meet(MixtralConfig())
-    assert sampling._rows_meet(LlamaConfig(rope_parameters=dynamic))
+    assert not mixed.rows_meet(tiny.model().config)
+    assert mixed.rows_meet(MixtralConfig())
+    assert mixed.rows_meet(LlamaConfig(rope_parameters=dynamic))
 
 
 def config(kind="GRPO", peft_config=None, **given):

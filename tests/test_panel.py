@@ -271,7 +271,7 @@ def test_questions_about_a_run_are_answered(page):
     values = config["data"]["values"]
     memory = {name: values.pop(name) for name in list(values) if name.startswith("memory.")}
     seconds = [values.pop(name) for name in list(values) if name.startswith("seconds.")]
-    assert len(seconds) == 3 and " s in " in seconds[0] and seconds[2] == "0.0 s (0.0 %)"
+    assert len(seconds) == 4 and " s in " in seconds[0] and seconds[3] == "0.0 s (0.0 %)"
     assert config["ok"] and values == dict(page.exp.run(1).config)
     assert len(memory) == 6 and memory["memory.activations"].endswith(" MiB (measured)")
     assert log["ok"] and len(log["data"]["text"].splitlines()) <= 3
