@@ -7,7 +7,7 @@ cannot be told apart is not asked. Any: TRL trainers, tokenizers, JSON values.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data import tasks
@@ -25,6 +25,7 @@ from rapidfire_jupyter.training import (
 from rapidfire_jupyter.training.metrics import Warn, judges_texts, safe_compute_metrics
 
 Tokens = tuple[int, ...]
+T = TypeVar("T")
 INSTRUCTION, RESPONSE = "### Instruction:\n", "\n\n### Response:\n"  # as data.mapping has them
 MOST_SHOWN = 4_000  # characters of a prompt that are kept with its answer
 
@@ -144,50 +145,23 @@ def loan(trainer: Any, base: models.Base, max_new_tokens: int) -> mixed.Loan | N
     return mixed.Loan(adapter, (base.name, trainer.args.eval_batch_size, config.to_json_string()))
 
 
-def answer_together(
+def with_others(
     trainer: Any,
-    mixer: mixed.Mixer,
+    ask: Callable[..., T],
     base: models.Base,
     loans: Sequence[mixed.Loan],
     prompts: Sequence[Tokens],
     max_new_tokens: int,
     between: Callable[[], None],
-) -> tuple[tuple[Tokens | None, ...], ...]:
-    """Answers of several runs, the trainer's own first, changing nothing of it.
+) -> T:
+    """What a mixer tells of several runs, the trainer's own first, changing nothing of it.
 
     Args:
+        ask: `Mixer.decode` or `Mixer.probe`.
         between: Called after each token; may raise to leave.
     """
     with _answering(trainer, max_new_tokens) as config:
-        made = mixer.decode(
-            base,
-            trainer.model,
-            [one.adapter for one in loans],
-            config,
-            prompts,
-            trainer.args.eval_batch_size,
-            between,
-        )
-    return tuple(map(tuple, made))
-
-
-def probe(
-    trainer: Any,
-    mixer: mixed.Mixer,
-    base: models.Base,
-    loans: Sequence[mixed.Loan],
-    prompts: Sequence[Tokens],
-    max_new_tokens: int,
-    between: Callable[[], None],
-) -> float | None:
-    """Seconds of one run's answers at their longest, given as they would be; nothing is changed.
-
-    Args:
-        loans: As for `answer_together`; none for a run that answers alone.
-        between: Called after each token; may raise to leave.
-    """
-    with _answering(trainer, max_new_tokens) as config:
-        return mixer.probe(
+        return ask(
             base,
             trainer.model,
             [one.adapter for one in loans],

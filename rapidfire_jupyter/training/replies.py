@@ -6,7 +6,7 @@ Everything happens in the run's thread and leaves its trainer as it was.
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.questions import even_rows
@@ -35,6 +35,8 @@ from rapidfire_jupyter.training.metrics import clean_row
 from rapidfire_jupyter.training.models import Base
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Question = Observe | Lend | Decode | Mix | Probe | Spell | Score
 
@@ -133,42 +135,39 @@ class Replies:
         return Decoded(answers, self._step())
 
     def _mix(self, question: Mix) -> Report:
-        try:
-            with self._watching():
-                answers = answering.answer_together(
-                    self._trainer,
-                    self._task.mixer,
-                    self._base,
-                    question.loans,
-                    question.prompts,
-                    question.max_new_tokens,
-                    self._between,
-                )
-        except LeaveEvaluation:
-            return Mixed(None, self._step(), left=True)
-        except Exception:
-            logger.debug("runs answer alone", exc_info=True)  # what is wrong shows there, if at all
-            return Mixed(None, self._step())
-        return Mixed(answers, self._step())
+        made, left = self._with_others(question, self._task.mixer.decode, "runs answer alone")
+        answers = None if made is None else tuple(map(tuple, made))
+        return Mixed(answers, self._step(), left)
 
     def _probe(self, question: Probe) -> Report:
+        why = "nothing is known of what answers cost"
+        seconds, left = self._with_others(question, self._task.mixer.probe, why)
+        return Probed(seconds, self._step(), left)
+
+    def _with_others(
+        self, question: Mix | Probe, ask: Callable[..., T], why: str
+    ) -> tuple[T | None, bool]:
+        """What is told of runs together, None if nothing is; and whether it was left early.
+
+        Args:
+            why: What follows from an exception; what is wrong shows when runs answer, if at all.
+        """
         try:
             with self._watching():
-                seconds = answering.probe(
+                return answering.with_others(
                     self._trainer,
-                    self._task.mixer,
+                    ask,
                     self._base,
                     question.loans,
                     question.prompts,
                     question.max_new_tokens,
                     self._between,
-                )
+                ), False
         except LeaveEvaluation:
-            return Probed(None, self._step(), left=True)
+            return None, True
         except Exception:
-            logger.debug("nothing is known of answers", exc_info=True)  # it shows when they are due
-            return Probed(None, self._step())
-        return Probed(seconds, self._step())
+            logger.debug(why, exc_info=True)
+            return None, False
 
     def _score(self, question: Score) -> Report:
         compute_metrics = self._task.config.model.compute_metrics

@@ -5,7 +5,6 @@ shape is met, it is tried (`cold`). Once as a whole experiment, training and los
 Once as `exp.sample` of runs that are open, and of those that have ended.
 """
 
-import contextlib
 import time
 
 import torch
@@ -102,7 +101,7 @@ def experiments(size, rounds):
     took = {"together": [], "one by one": []}
     for number in range(rounds):
         for side in sorted(took, reverse=number % 2 == 1):
-            with shared(side == "together"):
+            with workload.shared(side == "together"):
                 took[side].append(timed(lambda: answering(size))[0])
     return [ratio("    whole experiment", took["together"], took["one by one"])]
 
@@ -132,21 +131,12 @@ def sampling(exp, name, rounds):
     for number in range(rounds):
         prompts, made = [f"{n} {workload.tiny.sentence(n, 5 + number)}" for n in range(ROWS)], []
         for side in sorted(took, reverse=number % 2 == 1):
-            with shared(side == "together"):
+            with workload.shared(side == "together"):
                 seconds, told = timed(lambda asked=prompts: exp.sample(runs, asked, TOKENS))
             took[side].append(seconds)
             made.append(told)
         assert made[0].equals(made[1]), "not the same answers"
     return ratio(name, took["together"], took["one by one"], TARGET, f"{ROWS} prompts")
-
-
-@contextlib.contextmanager
-def shared(wanted):
-    """While inside, runs share batches or do not."""
-    kept = mixed.MOST_ROWS
-    mixed.MOST_ROWS = kept if wanted else 0
-    yield
-    mixed.MOST_ROWS = kept
 
 
 if __name__ == "__main__":

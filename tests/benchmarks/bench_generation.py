@@ -12,7 +12,6 @@ import workload
 from figures import arguments, ratio, show
 
 from rapidfire_jupyter import Experiment, RFGridSearch, RFGRPOConfig, RFLoraConfig, RFModelConfig
-from rapidfire_jupyter.training import mixed
 
 RUNS, ROWS, GENERATIONS, TOKENS = 4, 8, 4, 32
 STEPS = {"tiny": 40, "10M": 16}
@@ -50,7 +49,7 @@ def trained(size, together):
             now = time.process_time(), time.perf_counter()
             marks[key] = now if event.kind == "run_completed" else marks.get(key, now)
 
-    with shared(together), contextlib.redirect_stdout(None):
+    with workload.shared(together), contextlib.redirect_stdout(None):
         exp = Experiment("bench", root=workload.scratch())
         exp.run_fit(
             [RFGridSearch(one, "GRPO") for one in configs(work)], work.load, prompts(work),
@@ -92,15 +91,6 @@ def prompts(work):
     """As many as one epoch of the steps takes."""
     count = work.steps * ROWS // GENERATIONS
     return [{"prompt": f"{n} {workload.tiny.sentence(n, 3 + n % 4)}"} for n in range(count)]
-
-
-@contextlib.contextmanager
-def shared(wanted):
-    """While inside, runs share batches or do not."""
-    kept = mixed.MOST_ROWS
-    mixed.MOST_ROWS = kept if wanted else 0
-    yield
-    mixed.MOST_ROWS = kept
 
 
 if __name__ == "__main__":

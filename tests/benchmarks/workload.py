@@ -23,6 +23,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.training import mixed
 
 warnings.simplefilter("ignore", FutureWarning)
 torch.set_num_threads(1)
@@ -204,6 +205,15 @@ def plain_trainer(work, rate, callbacks=(), base=None, train=None, **given):
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+@contextlib.contextmanager
+def shared(wanted):
+    """While inside, runs share batches or do not."""
+    kept = mixed.MOST_ROWS
+    mixed.MOST_ROWS = kept if wanted else 0
+    yield
+    mixed.MOST_ROWS = kept
 
 
 class _FirstEvaluation(TrainerCallback):
