@@ -422,3 +422,9 @@ def test_quickstart_runs(tmp_path):
     rows = [line for line in table.splitlines() if re.match(r"\d", line)]
     assert len(rows) == 5  # four of the grid and the clone
     assert all("completed" in row for row in rows)
+
+
+def test_benchmarks_take_the_tests_models_from_workload_which_makes_them_importable():
+    for file in sorted((ROOT / "tests" / "benchmarks").glob("*.py")):
+        imported = [line for line in file.read_text().splitlines() if line == "import tiny"]
+        assert not imported or file.name == "workload.py", file.name

@@ -9,8 +9,8 @@ computed, padding included; how far the steps' losses are apart.
 import tempfile
 import time
 
-import tiny
 import torch
+import workload
 from datasets import Dataset
 from figures import arguments, median, ratio, show
 from peft import LoraConfig
@@ -19,6 +19,7 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 
 from rapidfire_jupyter.training.token_budget import compute_in_parts
 
+tiny = workload.tiny
 ROWS, LONG = 32, 48  # of a step; words of a long row
 SIZES = {"tiny": {"hidden": 64, "layers": 2}, "10M": {"hidden": 256, "layers": 10}}
 KINDS = {
