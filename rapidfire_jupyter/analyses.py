@@ -375,4 +375,4 @@ def _run_of(exp: "Experiment", given: Any) -> int:
             "no run has this config; a config is repeated once it is among those of run_fit, or "
             "give the run's id"
         )
-    return int(given) if type(given) is int else int(getattr(given, "id", -1))
+    return getattr(given, "id", given)  # type: ignore[no-any-return]

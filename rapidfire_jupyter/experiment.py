@@ -21,6 +21,7 @@ from rapidfire_jupyter.mixture import TASKS, shares
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
+from rapidfire_jupyter.texts import is_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -384,7 +385,7 @@ class Experiment:
         Raises:
             OpError: There is none.
         """
-        if run_id not in self._state.runs:
+        if type(run_id) is not int or run_id not in self._state.runs:
             known = ", ".join(map(str, self._state.runs)) or "none yet"
             raise OpError(f"there is no run {run_id!r}; runs: {known}")
         return RunView(self, run_id)
@@ -420,6 +421,7 @@ class Experiment:
                 "same_fraction" before, or if no run has finished.
 
         Raises:
+            ConfigError: `mode` or `at` is none of these.
             OpError: No run has logged this metric, or none can be ranked there.
         """
         from rapidfire_jupyter import analyses
@@ -545,9 +547,9 @@ class Experiment:
         Raises:
             OpError: A run cannot answer, or the experiment is not training here.
         """
-        from rapidfire_jupyter import findings
+        from rapidfire_jupyter.prompts import sample
 
-        return findings.asked(self, run_ids, prompts, max_new_tokens)
+        return sample(self, run_ids, prompts, max_new_tokens)
 
     def decisions(self) -> "pd.DataFrame":
         """What policies decided, in order: the op they asked for and why, and dry runs as such."""
@@ -655,10 +657,16 @@ class Experiment:
             raise OpError(
                 f"clone takes its changes as a dict: clone({run}, {{{key!r}: {value!r}}})"
             )
-        if name is not None and not folders.is_text(name):
+        if name is not None and not is_text(name):
             raise OpError(f"a clone's name is a text, got {name!r}")
         self.run(run)
-        changes = dict(changes or {})
+        changes = {} if changes is None else changes
+        if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
+            raise OpError(
+                f"clone takes its changes by name, got {changes!r:.80}; write "
+                f'clone({run}, {{"learning_rate": 1e-4}})'
+            )
+        changes = dict(changes)
         self._check_changes(run, changes)
         args = {"changes": changes, "warm": bool(warm), "again": again, "name": name}
         return self._submit(Op("clone", run, args, by))
@@ -716,7 +724,9 @@ class Experiment:
     def _submit(self, op: Op) -> OpHandle:
         if op.run is not None and type(op.run) is not int:
             known = ", ".join(map(str, self._state.runs)) or "none yet"
-            raise OpError(f"a run is named by its number, got {op.run!r}; runs: {known}")
+            raise OpError(f"a run is named by its number, got {op.run!r:.60}; runs: {known}")
+        if not is_text(op.by):
+            raise OpError(f"by says who asks as a text, got {op.by!r:.60}")
         if self._fit is None:
             handle = OpHandle(op)
             reason = (
@@ -742,6 +752,7 @@ class Experiment:
         Interrupting it does not stop training.
 
         Raises:
+            OpError: `timeout` is no number.
             TimeoutError: `timeout` seconds have passed.
             ExperimentError: The experiment's disk failed.
         """
@@ -763,6 +774,8 @@ class Experiment:
     def _wait(self, done: Any, timeout: float | None) -> None:  # Any: a callable without arguments
         from rapidfire_jupyter import isolation
 
+        if timeout is not None and not isinstance(timeout, int | float):
+            raise OpError(f"timeout is a number of seconds, got {timeout!r:.40}")
         deadline = None if timeout is None else time.monotonic() + timeout
         changed = threading.Event()
         unsubscribe = self._log.subscribe(lambda event: changed.set())

@@ -12,11 +12,7 @@ from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.oversight import Oversight
 
-MOST_PROMPTS, MOST_TOKENS = 256, 4096
-
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import pandas as pd
 
     from rapidfire_jupyter.experiment import Experiment
@@ -178,52 +174,3 @@ def answers(exp: "Experiment", chunk: int, score: str) -> "pd.DataFrame":
                 row[f"run {run} {score}"] = one.scores[run].get(score)
         rows.append(row)
     return pd.DataFrame(rows, index=pd.Index([one.row for one in asked], name="row"))
-
-
-def asked(exp: "Experiment", run_ids: Any, prompts: Any, max_new_tokens: int) -> "pd.DataFrame":
-    """See `Experiment.sample`."""
-    import pandas as pd
-
-    from rapidfire_jupyter import isolation
-
-    runs = [run_ids] if isinstance(run_ids, int) else list(run_ids)
-    one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], dict))
-    given = [prompts] if one else list(prompts)
-    waiting = ask(exp, runs, given, max_new_tokens)
-    with isolation.waiting():
-        told = waiting.result()
-    table = pd.DataFrame({"prompt": given, **{f"run {run}": told[run] for run in runs}})
-    return table
-
-
-def ask(
-    exp: "Experiment", runs: list[Any], prompts: list[Any], max_new_tokens: int
-) -> "Future[dict[int, tuple[str, ...]]]":
-    """Ask runs; their answers come later. Any: of a person, checked here.
-
-    Raises:
-        OpError: They are no runs or no prompts, or the experiment is not training here.
-    """
-    from rapidfire_jupyter.engine import engine
-    from rapidfire_jupyter.training.messages import Ask
-
-    known = exp.state.runs
-    for run in runs:
-        if type(run) is not int or run not in known:
-            raise OpError(f"there is no run {run!r}; runs: {', '.join(map(str, known)) or 'none'}")
-    if not runs or not prompts or len(prompts) > MOST_PROMPTS:
-        raise OpError(f"give a run or more, and 1 to {MOST_PROMPTS} prompts")
-    for prompt in prompts:
-        text = isinstance(prompt, str) and prompt.strip()
-        turns = isinstance(prompt, list) and prompt and all(isinstance(t, dict) for t in prompt)
-        if not (text or turns):
-            raise OpError(f"a prompt is a text or a list of messages, got {prompt!r:.60}")
-    if type(max_new_tokens) is not int or not 0 < max_new_tokens <= MOST_TOKENS:
-        raise OpError(f"max_new_tokens is from 1 to {MOST_TOKENS}, got {max_new_tokens!r}")
-    if exp._fit is None:
-        raise OpError(
-            "the experiment is not training here: run its run_fit cell first, or use "
-            "run.load_model()"
-        )
-    formed = tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts)
-    return engine().ask(exp._fit, runs, Ask(formed, max_new_tokens))

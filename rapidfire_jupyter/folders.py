@@ -19,6 +19,7 @@ from typing import IO
 from rapidfire_jupyter import storage
 from rapidfire_jupyter.errors import ExperimentError
 from rapidfire_jupyter.state import Run, State
+from rapidfire_jupyter.texts import is_path, is_text
 
 _NAME = re.compile(r"[^\x00-\x1f/\\]{1,120}")
 
@@ -30,13 +31,13 @@ def experiment_folder(root: str | Path, name: str) -> Path:
         ExperimentError: The name cannot be a folder's name.
     """
     good = isinstance(name, str) and _NAME.fullmatch(name) and name.strip(". ") != ""
-    if not good or len(name.encode("utf-8", "surrogatepass")) > 250 or _is_broken(name):
+    if not good or len(name.encode("utf-8", "surrogatepass")) > 250 or not is_text(name):
         raise ExperimentError(
             "an experiment name is 1 to 120 characters (250 bytes) without slashes or control "
             f"characters, got {name!r}"
         )
-    if not isinstance(root, str | Path):
-        raise ExperimentError(f"root is a folder's path, got {root!r}")
+    if not is_path(root):
+        raise ExperimentError(f"root is a folder's path, got {root!r:.80}; give another")
     return Path(root).expanduser() / name
 
 
@@ -52,16 +53,6 @@ def make(folder: Path) -> None:
         raise ExperimentError(
             f"the folder {folder} cannot be made ({error.strerror}); give another root"
         ) from error
-
-
-def _is_broken(text: str) -> bool:
-    """Whether a text holds half a character, which no file system and no browser takes."""
-    return any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def is_text(value: object) -> bool:
-    """Whether a value is a text without half characters."""
-    return isinstance(value, str) and not _is_broken(value)
 
 
 class Lock:

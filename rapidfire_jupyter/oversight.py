@@ -187,9 +187,20 @@ def check_stored(cloner: CloneBest) -> None:
 def _listener(given: Any) -> Listener:  # Any: what a user gave
     if callable(given):
         return given  # type: ignore[no-any-return]
-    if isinstance(given, str) and urlsplit(given).scheme in ("http", "https"):
+    if isinstance(given, str) and _is_url(given):
         return given
     raise ConfigError(
         f"on_alert takes a function f(alert) or an http(s) URL, or a list of them, got "
-        f"{short(given)}"
+        f"{short(given)}; a URL has a host, and other letters than ASCII as %xx"
     )
+
+
+def _is_url(text: str) -> bool:
+    """Whether it is a whole http(s) URL, as one can post to."""
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - raises if it is no number
+    except ValueError:
+        return False
+    plain = text.isascii() and text.isprintable() and " " not in text
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -23,7 +23,7 @@ from rapidfire_jupyter.comparison import (
     same_fraction,
     score_at,
 )
-from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.errors import ConfigError, OpError
 from rapidfire_jupyter.measures import Measures
 from rapidfire_jupyter.state import Run, State
 
@@ -134,7 +134,8 @@ def where(runs: Sequence[Run], at: At) -> float:
     """The fraction at which runs are compared, as `rank` takes it.
 
     Raises:
-        OpError: It is none, or no chunk is trained yet.
+        ConfigError: It is none.
+        OpError: It is out of range, or no chunk is trained yet.
     """
     if at == "end":
         return 1.0
@@ -142,7 +143,12 @@ def where(runs: Sequence[Run], at: At) -> float:
         going = [r for r in runs if r.status not in ("stopped", "failed")]
         place = same_fraction(going or list(runs))
     else:
-        place = float(at)
+        try:
+            place = float(at)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"at is 'end', 'same_fraction' or a fraction, got {at!r:.40}"
+            ) from None
     if not 0 < place <= 1:
         raise OpError(
             f"runs are compared at a fraction over 0 and at most 1, got {place:g}; wait until each "

@@ -8,12 +8,13 @@ import textwrap
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rapidfire_jupyter.data import reviews
 from rapidfire_jupyter.data.clean import CleanReport
 from rapidfire_jupyter.data.reviews import Decision, Piece, Verdict
 from rapidfire_jupyter.errors import DataError
+from rapidfire_jupyter.texts import is_path, is_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +56,8 @@ def review(
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise DataError(f"{name} must be a whole number >= {least}, got {value!r}")
     folder = Path.cwd() if experiment is None else getattr(experiment, "folder", experiment)
-    if not isinstance(folder, str | Path):
-        raise DataError(f"experiment must be an Experiment or its folder, got {experiment!r}")
+    if not is_path(folder):
+        raise DataError(f"experiment must be an Experiment or its folder, got {experiment!r:.80}")
     dataset = reviews.reviewable(data)
     return Review(dataset, n, seed, Path(folder) / reviews.FILE, trainer_type, kind)
 
@@ -115,8 +116,15 @@ class Review:
         """Decide of a row, the one at hand if no key is given.
 
         Raises:
-            DataError: It cannot be saved; then nothing is decided.
+            DataError: It is none of the verdicts, no text or no row, or it cannot be saved; then
+                nothing is decided.
         """
+        if verdict not in get_args(Verdict):
+            raise DataError(f"a verdict is 'keep', 'drop' or '' for none, got {verdict!r:.40}")
+        if note is not None and not is_text(note):
+            raise DataError(f"a note is a text of whole characters, got {note!r:.80}")
+        if key is not None and key not in self._keys:
+            raise DataError(f"no row under review has the key {key!r:.40}; see go(place)")
         with self._lock:
             key = self._keys[self._at] if key is None else key
             note = self._decision(key).note if note is None else note[:MOST_NOTE]
@@ -137,7 +145,13 @@ class Review:
         self.go(self._at)
 
     def go(self, place: int) -> None:
-        """Go to a place among the rows under review, counted from 1."""
+        """Go to a place among the rows under review, counted from 1.
+
+        Raises:
+            DataError: It is no number.
+        """
+        if type(place) is not int:
+            raise DataError(f"a place is a whole number from 1, got {place!r:.40}")
         with self._lock:
             self._at = min(max(place - 1, 0), len(self._keys) - 1)
         self._show()
@@ -226,8 +240,6 @@ class Review:
 
     def _do(self, what: str, key: str, text: str) -> None:
         """What a view asks for of the row that it shows."""
-        if key not in self._rows:
-            raise DataError("that row is not under review")
         if what in ("keep", "drop"):
             self.decide("keep" if what == "keep" else "drop", text, key)
         elif what == "undecide":

@@ -16,6 +16,7 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
+from rapidfire_jupyter.texts import is_path
 from rapidfire_jupyter.ui.actions import Actions, Reply, Standing
 
 if TYPE_CHECKING:
@@ -184,12 +185,12 @@ def _adapter(exp: "Experiment", run: int) -> Path | None:
 
 def _sample(exp: "Experiment", args: Mapping[str, Any]) -> Reply:
     """Let runs answer what was typed in a view. Any: untrusted."""
-    from rapidfire_jupyter import findings
+    from rapidfire_jupyter.prompts import ask
 
     runs, prompts = args.get("runs"), args.get("prompts")
     if not isinstance(runs, list) or not isinstance(prompts, list):
         raise OpError("runs and prompts are lists")
-    told = findings.ask(exp, runs, prompts, 128).result()
+    told = ask(exp, runs, prompts, 128).result()
     return Reply({"predictions": {str(run): list(texts) for run, texts in told.items()}})
 
 
@@ -223,10 +224,12 @@ def export(exp: "Experiment", path: str | Path, kind: str | None = None) -> Path
         kind: "csv", "parquet" or "html".
 
     Raises:
-        OpError: The ending is none of these, or the file cannot be written.
+        OpError: It is no path, the ending is none of these, or the file cannot be written.
     """
     from rapidfire_jupyter.ui import exports
 
+    if not is_path(path):
+        raise OpError(f"a path is a text or a Path, got {path!r:.80}; give another")
     file = Path(path)
     fitting = [end for end, one in FORMATS.items() if kind in (None, one)]
     if file.suffix.lower() not in fitting:

@@ -19,6 +19,7 @@ from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.experiment import Experiment
 from rapidfire_jupyter.recorded import TRAINING_ARGS, Recorded, RFLoraConfig, has_choices
 from rapidfire_jupyter.search import RFGridSearch, RFRandomSearch
+from rapidfire_jupyter.texts import is_text
 from rapidfire_jupyter.trainer_types import trainer_type_of
 
 MAX_BODY_BYTES = 64 * 1024
@@ -228,6 +229,8 @@ def read_body(text: str) -> tuple[dict[str, Any], dict[str, int]]:
     Raises:
         UsageError: It is no YAML mapping, is too long, or has an unknown key.
     """
+    if not is_text(text):
+        raise UsageError("the YAML body has half of a surrogate pair; write the whole character")
     size_bytes = len(text.encode())
     if size_bytes > MAX_BODY_BYTES:
         raise UsageError(f"the YAML body has {size_bytes} bytes, more than {MAX_BODY_BYTES}")

@@ -12,7 +12,7 @@ from replay import Replay, grid
 from rapidfire_jupyter.analysis import effects, importance
 from rapidfire_jupyter.comparison import lower_is_better
 from rapidfire_jupyter.effects import _t_quantile, bootstrap, factors
-from rapidfire_jupyter.errors import OpError
+from rapidfire_jupyter.errors import ConfigError, OpError
 from rapidfire_jupyter.measures import Measures
 from rapidfire_jupyter.ops import Op
 from rapidfire_jupyter.ranking import compare, rank
@@ -317,6 +317,15 @@ def test_questions_without_an_answer_are_refused_in_one_line(make, message):
         make(state, rows)
 
     assert "\n" not in str(caught.value)
+
+
+def test_places_and_modes_that_are_none_are_refused():
+    state, rows = experiment(full(lr=[1e-4, 1e-3]), noisy(1, 0.01))
+
+    with pytest.raises(ConfigError, match="at is 'end', 'same_fraction' or a fraction, got 'now'"):
+        rank(state, rows, at="now")
+    with pytest.raises(ConfigError, match=r"mode is 'min' or 'max', .* got 'minimize'"):
+        rank(state, rows, mode="minimize")
 
 
 def test_levels_are_in_the_order_of_numbers():

@@ -678,6 +678,10 @@ def test_killed_between_a_decision_and_its_ops_the_next_kernel_does_them_once(
         ({"phases": [{"name": "a", "until": 2}]}, "until of phase 'a' must be over 0"),
         ({"dry_run": 1}, "dry_run must be True or False, got 1"),
         ({"on_alert": "ftp://x"}, "on_alert takes a function f(alert) or an http(s) URL"),
+        ({"on_alert": "http://"}, "got 'http://'; a URL has a host"),
+        ({"on_alert": "https://a b/hook"}, "on_alert takes a function f(alert) or an http(s) URL"),
+        ({"on_alert": "https://a:b/"}, "on_alert takes a function f(alert) or an http(s) URL"),
+        ({"on_alert": "https://a/ü"}, "as %xx"),
         (
             {"policies": [CloneBest(changes={"formatting_func": print})]},
             "formatting_func must be a value that can be written down",

@@ -370,13 +370,30 @@ def test_what_cannot_be_asked_is_refused(experiment):
     exp = experiment()
     exp.run_fit(config(), tiny.create_model, tiny.sft_rows(8), num_chunks=1, block=True)
 
+    user = {"role": "user", "content": "how"}
     for runs, prompts, text in (
         (7, "a", "there is no run 7; runs: 1"),
-        (1, "", "1 to 256 prompts|a prompt is"),
-        (1, [3], "a prompt is a text or a list of messages, got 3"),
+        ("1", "a", "there is no run '1'; runs: 1"),
+        (None, "a", "there is no run None; runs: 1"),
+        ([], "a", "no run is asked; give the number"),
+        (1, [], "1 to 256 prompts are answered at a time, got 0"),
+        (1, ["a"] * 257, "got 257"),
+        (1, "", "a prompt is a text or a list of messages, got ''; write"),
+        (1, None, "a prompt is a text or a list of messages, got None; write"),
+        (1, [3], "a prompt is a text or a list of messages, got 3; write"),
+        (1, [[]], "a prompt is a text or a list of messages, got \\[\\]; write"),
+        (1, b"a", "a prompt is a text or a list of messages, got b'a'; write"),
+        (1, user, "a prompt is a text or a list of messages, got {'role'"),
+        (1, [user, "a"], "a message is a dict, got 'a'; write"),
+        (1, [{"content": "how"}], "a message has a role, got {'content': 'how'}; write"),
+        (1, [{"role": "user"}], "the content of a message is a text, .* got {'role': 'user'}"),
+        (1, [[{**user, "content": 3}]], "the content of a message is a text, .*'content': 3}"),
+        (1, "a\ud800", r"half of a surrogate pair in 'a\\ud800'; write the whole"),
+        (1, [{**user, "content": "\ud800"}], "half of a surrogate pair in"),
     ):
-        with pytest.raises(OpError, match=text):
+        with pytest.raises(OpError, match=text) as refused:
             exp.sample(runs, prompts)
+        assert "\n" not in str(refused.value)
     exp.end()
     with pytest.raises(OpError, match="not training here"):
         exp.sample(1, "a")

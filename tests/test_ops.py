@@ -214,6 +214,9 @@ def test_what_a_warm_clone_cannot_keep_is_refused_with_the_reason_and_offered_co
         exp.clone(1, {"optim": "sgd"}, warm=True).wait(30)
     with pytest.raises(ConfigError, match="learning_rat"):
         exp.clone(1, {"learning_rat": 1e-3})
+    for changes in (["r"], "r", {3: 1}):
+        with pytest.raises(OpError, match=r"clone takes its changes by name, got .*; write clone"):
+            exp.clone(1, changes)
     cold = exp.clone(1, {"r": 2}).wait(30)
     exp.wait()
 

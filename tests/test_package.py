@@ -25,7 +25,7 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
     "domain": "errors choices arguments mixture recorded trainer_types rewards config changes "
-    "encoding space search durations storage folders samples events metric state ops undo "
+    "encoding space search durations storage texts folders samples events metric state ops undo "
     "cell_source notebook isolation",
     "decisions": "scheduler measures cost thinning comparison decisions screening halving breeding "
     "bandit policies alerts learning_faults machine_faults monitors oversight switches ledger "
@@ -33,8 +33,8 @@ LAYERS = {
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks asking observing slicing",
     "view": "ui",
-    "user": "experiment showing sharing findings analyses front_ends runs reviewing fitting "
-    "request refusals chunking attaching",
+    "user": "experiment showing sharing findings prompts analyses front_ends runs reviewing "
+    "fitting request refusals chunking attaching",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {

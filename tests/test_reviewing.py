@@ -207,12 +207,31 @@ def test_bad_arguments_and_files_are_refused(tmp_path):
     assert "n must be a whole number >= 1, got 0" in refused(ROWS, 0)
     assert "n must be a whole number >= 1, got True" in refused(ROWS, True)
     assert "experiment must be an Experiment or its folder, got 7" in refused(ROWS, experiment=7)
+    assert "or its folder, got 'a\\x00'" in refused(ROWS, experiment="a\0")
     stream = IterableDataset.from_generator(lambda: iter(ROWS))
     assert "needs all rows at hand, got a stream" in refused(stream)
     (tmp_path / "review.json").write_text('{"rows": {"a": {"verdict": "maybe", "note": ""}}}')
     assert "cannot be read as a review" in refused(ROWS, experiment=tmp_path)
     (tmp_path / "review.json").write_text("{")
     assert "mend it, or move it away" in refused(ROWS, experiment=tmp_path)
+
+
+def test_what_is_no_note_no_verdict_and_no_place_is_refused_and_nothing_is_written(tmp_path):
+    reviewed = review(ROWS[:3], experiment=tmp_path)
+
+    for ask, text in (
+        (lambda: reviewed.note(3), "a note is a text of whole characters, got 3"),
+        (lambda: reviewed.keep(["a"]), "a note is a text of whole characters, got ['a']"),
+        (lambda: reviewed.drop("\ud800"), "a note is a text of whole characters, got '\\ud800'"),
+        (lambda: reviewed.decide("maybe"), "a verdict is 'keep', 'drop' or '' for none, got"),
+        (lambda: reviewed.decide("keep", key="a"), "no row under review has the key 'a'"),
+        (lambda: reviewed.go(1.5), "a place is a whole number from 1, got 1.5"),
+    ):
+        with pytest.raises(DataError) as refused:
+            ask()
+        assert text in str(refused.value)
+
+    assert reviewed.progress == "0 of 3, 0 dropped" and not reviewed.file.exists()
 
 
 def test_dropping_all_rows_is_refused(tmp_path):
@@ -267,6 +286,7 @@ def test_clicks_act_beside_a_busy_cell_and_are_saved(page, tmp_path):
     click = {"do": "drop", "key": shown["key"], "note": "old"}
     page.comm_msg({"method": "custom", "content": click}, model)
     page.finish(cell)
+    page.until(lambda: page.updates)  # the row is shown after it is decided
 
     told = page.updates[-1]["_shown"]
     assert (told["row"], told["progress"], told["error"]) == (2, "1 of 3, 1 dropped", "")
