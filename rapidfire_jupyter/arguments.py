@@ -27,7 +27,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "r gradient_accumulation_steps per_device_train_batch_size per_device_eval_batch_size "
         "max_length max_completion_length num_iterations steps_per_generation "
         "generation_batch_size eval_accumulation_steps torch_empty_cache_steps "
-        "max_tokens_per_batch",
+        "max_tokens_per_batch min_tokens_per_batch",
     ),
     (
         "> 0",
@@ -160,10 +160,14 @@ GONE: dict[str, str] = {
 }
 
 # Why other trainers lack an argument that some have, and what they have instead.
-ONLY_THERE: dict[str, str] = {
-    "max_tokens_per_batch": "KTO's loss compares each row with its whole batch, and trainers that "
+_NOT_IN_PARTS = (
+    "KTO's loss compares each row with its whole batch, and trainers that "
     "generate make their batches within the step; use a smaller per_device_train_batch_size and "
-    "more gradient_accumulation_steps",
+    "more gradient_accumulation_steps"
+)
+ONLY_THERE: dict[str, str] = {
+    "max_tokens_per_batch": _NOT_IN_PARTS,
+    "min_tokens_per_batch": _NOT_IN_PARTS,
 }
 
 SECRETS = frozenset({"hub_token", "token", "use_auth_token", "api_key"})  # never written or shown
@@ -179,7 +183,10 @@ class Argument:
 
 
 # Training arguments that are ours; TRL's config objects never see them.
-_BY_TOKENS = {"max_tokens_per_batch": Argument(int | None)}
+_BY_TOKENS = {
+    "max_tokens_per_batch": Argument(int | None),
+    "min_tokens_per_batch": Argument(int | None),
+}
 OURS: dict[str, dict[str, Argument]] = {
     "SFTConfig": {"rdrop_alpha": Argument(float, 0.0), **_BY_TOKENS},
     "DPOConfig": _BY_TOKENS,

@@ -181,8 +181,7 @@ class RFModelConfig(Recorded):
             model = model.copy(peft_config=peft.copy(task_type="SEQ_CLS"))
         if isinstance(model.training_args, RFSFTConfig):
             _check_rdrop(model)
-        if getattr(model.training_args, "max_tokens_per_batch", None):
-            _check_token_budget(model)
+        _check_token_budget(model)
         if model.mixture is not None:
             model = model.copy(mixture=mixtures.checked(model.mixture))
         return RunConfig(kind, model)
@@ -250,7 +249,16 @@ _OF_BATCHES = {"sft": "is a mean over tokens", "aot": "sorts a batch", "aot_unpa
 def _check_token_budget(model: RFModelConfig) -> None:
     """Refuse a token budget where batches are no padded rows, or parts are not the same loss."""
     args = model.training_args
-    asked = f"max_tokens_per_batch={args.max_tokens_per_batch}"
+    most = getattr(args, "max_tokens_per_batch", None)
+    least = getattr(args, "min_tokens_per_batch", None)
+    if least is not None and (most is None or least > most):
+        raise ConfigError(
+            "min_tokens_per_batch must be at most max_tokens_per_batch, which memory may lower to "
+            f"it, got {least} and {most}; " + ("give both" if most is None else "swap them")
+        )
+    if most is None:
+        return
+    asked = f"max_tokens_per_batch={most}"
     for name in ("packing", "padding_free"):
         if getattr(args, name, False):
             raise ConfigError(

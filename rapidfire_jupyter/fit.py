@@ -351,6 +351,7 @@ class Fit:
         have = relief.means(
             self.executor.create_model is models.default_create_model,
             known.checkpoint_step is None and not known.warm,
+            report.largest,
         )
         relieved = relief.next_relief(self.configs[run], report.memory, self.relieve, have)
         if report.parked_at is not None:

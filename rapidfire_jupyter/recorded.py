@@ -111,23 +111,25 @@ class RFLoraConfig(Recorded):
 
 
 class RFSFTConfig(Recorded):
-    """Arguments of `trl.SFTConfig`, and two of ours; each may be a List or Range.
+    """Arguments of `trl.SFTConfig`, and three of ours; each may be a List or Range.
 
     `rdrop_alpha` > 0 trains with R-Drop: two passes per step under different dropout, and their
     divergence times alpha on top of the loss. It doubles a step's time and its activations.
 
     `max_tokens_per_batch` computes a batch in parts of rows of like length, each of at most so many
     tokens with its padding: the same step in less memory, and quicker where lengths differ. Give
-    all rows of a step as `per_device_train_batch_size` then.
+    all rows of a step as `per_device_train_batch_size` then. It may be generous: where memory does
+    not suffice, the run begins with as many as fit, but never with fewer than
+    `min_tokens_per_batch`.
     """
 
     target = ("trl", "SFTConfig")
 
 
 class RFDPOConfig(Recorded):
-    """Arguments of `trl.DPOConfig`, and `max_tokens_per_batch`; each may be a List or Range.
+    """Arguments of `trl.DPOConfig`, and budgets of tokens; each may be a List or Range.
 
-    It is as in `RFSFTConfig`; a pair stays together and counts as two rows.
+    They are as in `RFSFTConfig`; a pair stays together and counts as two rows.
     """
 
     target = ("trl", "DPOConfig")
@@ -152,9 +154,9 @@ class RFKTOConfig(Recorded):
 
 
 class RFRewardConfig(Recorded):
-    """Arguments of `trl.RewardConfig`, and `max_tokens_per_batch`; each may be a List or Range.
+    """Arguments of `trl.RewardConfig`, and budgets of tokens; each may be a List or Range.
 
-    It is as in `RFSFTConfig`; a pair stays together and counts as two rows.
+    They are as in `RFSFTConfig`; a pair stays together and counts as two rows.
     """
 
     target = ("trl", "RewardConfig")

@@ -480,6 +480,49 @@ def test_a_level_that_needs_a_package_and_an_unknown_one_are_refused_in_the_cell
         relief.at_level(config().build(), "level2", relief.Means(False, True, True, True, True))
 
 
+def test_a_micro_batch_becomes_one_that_fits_at_once(experiment):
+    exp = experiment()
+    run = config(8, 1, {"hidden": 64, "layers": 6}, num_train_epochs=1)
+    exp.run_fit(run, small_device, tiny.sft_rows(16), num_chunks=2, block=True)
+    needed = exp.run(1).memory
+    small = experiment("small")
+
+    small.run_fit(
+        run,
+        small_device,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        device_memory=needed.base + needed.own - int(needed.activations * 0.7),
+        block=True,
+    )
+
+    assert small.run(1).status == "completed", small.run(1).trace
+    sizes = [changes["training_args.per_device_train_batch_size"] for changes in adjusted(small)]
+    assert sizes == [2]
+    assert small.run(1).exact
+
+
+def test_no_micro_batch_is_tried_where_weights_and_states_alone_do_not_fit(experiment):
+    exp = experiment()
+    run = config(8, 1, {"hidden": 64, "layers": 6}, num_train_epochs=1)
+    exp.run_fit(run, small_device, tiny.sft_rows(16), num_chunks=2, block=True)
+    needed = exp.run(1).memory
+    small = experiment("small")
+
+    small.run_fit(
+        run,
+        small_device,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        device_memory=needed.base + needed.own - needed.activations - 1000,
+        block=True,
+    )
+
+    assert small.run(1).status == "failed"
+    assert "device_memory allows" in small.run(1).error
+    assert adjusted(small) == []
+
+
 def test_auto_checkpoints_gradients_before_it_makes_batches_smaller(experiment, tmp_path):
     exp = experiment()
     run = config(4, 1, {"hidden": 64, "layers": 6}, gradient_checkpointing=False)

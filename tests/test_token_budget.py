@@ -16,6 +16,8 @@ from rapidfire_jupyter import (
     RFSFTConfig,
 )
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.training.estimates import UNKNOWN, Largest, scaled
+from rapidfire_jupyter.training.relief import fewer_tokens
 from rapidfire_jupyter.training.token_budget import parts_of, split
 
 seen = []  # shapes of the batches that models were given in training
@@ -28,13 +30,13 @@ def watched(config):
     scores = config["model_type"] == "sequence_classification"
     model = tiny.model(**kwargs, scores=scores)
 
-    def before(module, inputs):
+    def look(module, inputs, output):
         if torch.is_grad_enabled():
             seen.append(tuple(inputs[0].shape))
             if inputs[0].numel() > most:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    model.model.embed_tokens.register_forward_pre_hook(before)
+    model.model.embed_tokens.register_forward_hook(look)
     return model, tiny.tokenizer()
 
 
@@ -234,8 +236,95 @@ def test_where_memory_runs_out_the_budget_is_halved(experiment):
     run = exp.run(1)
     assert run.status == "completed", run.trace
     budgets = [e.data["changes"] for e in exp.events if e.kind == "run_adjusted"]
-    assert budgets == [{"training_args.max_tokens_per_batch": n} for n in (256, 128)]
+    largest = max(rows * width for rows, width in seen)
+    assert largest < 512
+    halved = (largest // 2, largest // 4)
+    assert budgets == [{"training_args.max_tokens_per_batch": n} for n in halved]
     assert run.config["training_args.per_device_train_batch_size"] == 8
+
+
+def test_memory_lowers_a_budget_to_what_fits_and_never_below_the_least():
+    def lowered(largest, tokens=512, least=None, kind=RFSFTConfig, trainer="SFT"):
+        given = {} if least is None else {"min_tokens_per_batch": least}
+        one = config(tokens, kind=kind, **given).build(trainer)
+        found = fewer_tokens(one, largest)
+        return found and found.changes["training_args.max_tokens_per_batch"]
+
+    assert lowered(UNKNOWN) == 256
+    assert lowered(Largest(4, 400)) == 200  # a budget of 400 to 512 changes nothing
+    assert lowered(Largest(4, 400, room=0.8)) == 320
+    assert lowered(Largest(4, 400, room=0.8), least=350) == 350
+    assert lowered(Largest(4, 400), least=350) == 350
+    assert lowered(Largest(4, 400), least=400) is None
+    assert lowered(UNKNOWN, tokens=16) is None
+    assert lowered(Largest(1, 400)) is None  # a row alone stays as long as it is
+    pairs = {"kind": RFDPOConfig, "trainer": "DPO"}
+    assert lowered(Largest(2, 400), **pairs) is None and lowered(Largest(4, 400), **pairs) == 200
+
+
+def test_activations_follow_the_largest_micro_batch_and_not_a_budget_that_it_does_not_fill():
+    largest = Largest(4, 400)
+
+    assert scaled(1000, largest, (8, 5000), (8, 5000)) == (1000, largest)
+    assert scaled(1000, largest, (8, 5000), (8, 200)) == (500, UNKNOWN)
+    assert scaled(1000, largest, (8, 400), (8, 800)) == (2000, UNKNOWN)
+    assert scaled(1000, UNKNOWN, (8, 400), (8, 200)) == (500, UNKNOWN)
+    assert scaled(1000, largest, (8, None), (2, None)) == (250, UNKNOWN)
+    assert scaled(1000, largest, (8, None), (8, 200)) == (1000, UNKNOWN)
+
+
+def test_a_generous_budget_becomes_what_fits_on_the_device_before_training(experiment, tmp_path):
+    one = config(5000, model={"hidden": 64, "layers": 4})
+    roomy = experiment("roomy")
+    roomy.run_fit(one, watched, rows(), num_chunks=2, block=True)
+    needed, largest = roomy.run(1).memory, max(r * w for r, w in seen)
+    assert largest < 5000
+    seen.clear()
+    exp = experiment()
+
+    exp.run_fit(
+        one,
+        watched,
+        rows(),
+        num_chunks=2,
+        device_memory=needed.base + needed.own - needed.activations // 3,
+        block=True,
+    )
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    budget = run.config["training_args.max_tokens_per_batch"]
+    changes = [e.data["changes"] for e in exp.events if e.kind == "run_adjusted"]
+    assert changes == [{"training_args.max_tokens_per_batch": budget}]  # at once
+    assert budget == pytest.approx(largest * 2 / 3, rel=0.02)
+    assert run.exact
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
+
+
+def test_rows_that_do_not_fit_alone_and_the_least_budget_end_the_search_at_once(experiment):
+    exp = experiment()
+    group = [
+        config(512, model={"most": 20}),  # one row has 40 tokens and more
+        config(512, model={"most": 100}, min_tokens_per_batch=128),
+    ]
+
+    exp.run_fit(group, watched, rows(), num_chunks=2, block=True)
+
+    alone, least = exp.run(1), exp.run(2)
+    assert alone.status == least.status == "failed"
+    assert alone.config["training_args.max_tokens_per_batch"] >= 40
+    assert least.config["training_args.max_tokens_per_batch"] == 128
+    assert "use a smaller min_tokens_per_batch, gradient_checkpointing" in least.error
+    assert "min_tokens_per_batch" not in alone.error
+
+
+def test_a_least_budget_without_a_most_or_above_it_is_refused_in_the_cell():
+    with pytest.raises(ConfigError, match="which memory may lower to it, got 64 and None; give"):
+        RFGridSearch(config(min_tokens_per_batch=64), "SFT").runs()
+    with pytest.raises(ConfigError, match="got 128 and 64; swap them"):
+        RFGridSearch(config(64, min_tokens_per_batch=128), "SFT").runs()
+    with pytest.raises(ConfigError, match="min_tokens_per_batch must be >= 1, got 0"):
+        RFRewardConfig(min_tokens_per_batch=0)
 
 
 def test_what_leaves_no_padding_and_other_trainers_are_refused_in_the_cell():

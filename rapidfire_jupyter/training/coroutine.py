@@ -124,6 +124,7 @@ class Coroutine:
         self._context: Any = None
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
+        self._largest = estimates.UNKNOWN
         self._peft_config: Any = None
         self._save_wanted = False
         self._mark: rollback.Mark | None = None  # where weights and optimizer still are
@@ -174,7 +175,7 @@ class Coroutine:
             except _Unwind:
                 pass
             except BaseException as error:
-                return failure(error)
+                return failure(error, self._largest)
             finally:
                 self._release()
                 context.leave()
@@ -188,7 +189,7 @@ class Coroutine:
             there = self._mark
             if there is None or not memory.exhausted(error):
                 raise
-            failed = failure(error)
+            failed = failure(error, self._largest)
             rollback.go_back(self._trainer, there, error)
             self._rows = there.rows
             self._cells = cells.token()  # what was set beside the step that is undone is, too
@@ -299,6 +300,7 @@ class Coroutine:
             "steps_per_epoch": self._schedule.steps_per_epoch,
             "rows_per_step": self._schedule.rows_per_step,
             "redo_evaluation": self._in_evaluation,
+            "largest": [self._largest.rows, self._largest.tokens],
             "activations": [
                 self._needs.activations,
                 self._needs.measured,
@@ -354,8 +356,7 @@ class Coroutine:
         self._replies = Replies(trainer, base, task, self._step, self._watching, _Watcher(self))
         check_untouched(base)
         needs = estimates.footprint(trainer, base.model)
-        if task.room is not None:  # what is sure must fit before anything is tried
-            task.room.take(trainer, needs)
+        self._take_room(needs)  # what is sure must fit before anything is tried
         if self._extra or not task.rehearsals.knows(task.config):  # the like of it was checked
             with watching.untouched(trainer):
                 check_adapter_reaches(trainer.model)
@@ -375,16 +376,20 @@ class Coroutine:
             self._draws = watching.Draws(*self._extra.get("draws", (True, True)))
             inexact = self._restart_reasons()
             kept, measured, *then = self._extra.get("activations", (0, False, 1, None))
-            kept = estimates.scaled(kept, tuple(then), estimates.micro_batch(task.config))
+            kept, self._largest = estimates.scaled(
+                kept,
+                estimates.Largest(*self._extra.get("largest", ())),
+                tuple(then),
+                estimates.micro_batch(task.config),
+            )
         else:
             told = task.rehearsals.get(task.config, self._rehearse)
-            self._draws, inexact = told.draws, ()
+            self._draws, self._largest, inexact = told.draws, told.largest, ()
             kept, measured = told.activations, told.measured
             ahead = tuple(f"a restart will not be exact: {r}" for r in self._restart_reasons())
             notes = (*notes, *ahead)
         self._needs = needs = replace(needs, activations=kept, measured=measured)
-        if task.room is not None:
-            task.room.take(trainer, needs)
+        self._take_room(needs)
         peek = watching.first_batch(trainer, task.config.trainer.pairs)
         storage.write_json(task.run_dir / "peek.json", peek)
         if streams.is_stream(trainer.train_dataset):
@@ -401,8 +406,17 @@ class Coroutine:
     def _rehearse(self) -> Rehearsal:
         trainer = self._trainer
         with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
-            draws = watching.rehearse(trainer)
-        return Rehearsal(draws, *estimates.activations(trainer, found))
+            try:
+                draws = watching.rehearse(trainer)
+            finally:
+                self._largest = found.largest
+        return Rehearsal(draws, *estimates.activations(trainer, found), found.largest)
+
+    def _take_room(self, needs: estimates.Footprint) -> None:
+        room = self._task.room if self._task is not None else None
+        if room is not None:
+            self._largest = replace(self._largest, room=room.share(self._trainer, needs))
+            room.take(self._trainer, needs)
 
     def _take_place(self, peek: Any) -> tuple[str, ...]:
         """Find this run's place in its stream; gives why it is not exact."""

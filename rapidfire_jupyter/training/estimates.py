@@ -39,6 +39,23 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class Largest:
+    """The largest micro-batch that a run's model was given to learn from; 0 before the first.
+
+    Attributes:
+        tokens: Padding included.
+        room: Share of its activations that there is memory for; None if for all, or unknown.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    room: float | None = None
+
+
+UNKNOWN = Largest()
+
+
+@dataclass(frozen=True)
 class Shape:
     """What decides a transformer's activations."""
 
@@ -151,12 +168,24 @@ def micro_batch(config: RunConfig) -> tuple[int, int | None]:
     )
 
 
-def scaled(size_bytes: int, then: tuple[int, int | None], now: tuple[int, int | None]) -> int:
-    """Activations of a micro-batch, from those of another one; as they were, if unlike."""
-    (old_rows, old_tokens), (rows, tokens) = then, now
-    if old_tokens and tokens:
-        return size_bytes * tokens // old_tokens
-    return size_bytes if old_tokens or tokens else size_bytes * rows // old_rows
+def scaled(
+    size_bytes: int, largest: Largest, then: tuple[int, int | None], now: tuple[int, int | None]
+) -> tuple[int, Largest]:
+    """Activations of the largest micro-batch, from those of a config that made others.
+
+    Args:
+        largest: The largest one then.
+        then: As `micro_batch` tells it; where one has a budget and one has none, nothing follows.
+    """
+    (old_rows, old_budget), (rows, budget) = then, now
+    if then == now:
+        return size_bytes, largest
+    if old_budget and budget:
+        tokens = largest.tokens or old_budget
+        more = budget > old_budget
+        expected = tokens * budget // old_budget if more else min(tokens, budget)
+        return size_bytes * expected // tokens, UNKNOWN
+    return size_bytes if old_budget or budget else size_bytes * rows // old_rows, UNKNOWN
 
 
 class Measured:
@@ -164,12 +193,11 @@ class Measured:
 
     Attributes:
         size_bytes: What was kept for backward passes; None if it was not measured.
-        tokens: Of the largest batch that the model was given, padding included.
     """
 
     def __init__(self) -> None:
         self.size_bytes: int | None = None
-        self.tokens = 0
+        self.largest = UNKNOWN
 
 
 @contextmanager
@@ -186,7 +214,8 @@ def measuring(model: Any, skip: bool = False) -> Iterator[Measured]:
         return
 
     def look(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        found.tokens = max(found.tokens, inputs[0].numel())
+        if torch.is_grad_enabled() and inputs[0].numel() > found.largest.tokens:
+            found.largest = Largest(len(inputs[0]), inputs[0].numel())
 
     hook = model.get_input_embeddings().register_forward_pre_hook(look)
     try:
@@ -237,5 +266,5 @@ class _Saved:
 def activations(trainer: Any, found: Measured) -> tuple[int, bool]:
     """Activations of a rehearsed trainer in bytes; whether they are measured. Any: a trainer."""
     if found.size_bytes is None:
-        return expected_activations(trainer, found.tokens), False
+        return expected_activations(trainer, found.largest.tokens), False
     return found.size_bytes, True

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from rapidfire_jupyter import storage
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.training import memory
+from rapidfire_jupyter.training.estimates import UNKNOWN, Largest
 from rapidfire_jupyter.training.messages import Failed
 
 
@@ -21,8 +22,12 @@ def is_of_disk(error: Exception) -> bool:
     return torchs or isinstance(error, SafetensorError) or (of_system and not foreign)
 
 
-def failure(error: BaseException) -> Failed:
-    """What a run that raised reports; its frames are let go of."""
+def failure(error: BaseException, largest: Largest = UNKNOWN) -> Failed:
+    """What a run that raised reports; its frames are let go of.
+
+    Args:
+        largest: What is known of its largest micro-batch.
+    """
     ran_out = memory.exhausted(error)
     text = io.StringIO()
     traceback.print_exception(error, file=text)
@@ -34,4 +39,4 @@ def failure(error: BaseException) -> Failed:
     first = message.splitlines()[0]
     of_disk = isinstance(error, OSError) and error.errno in storage.DISK_ERRORS
     line = first if isinstance(error, RapidFireError) else f"{type(error).__name__}: {first}"
-    return Failed(line, text.getvalue(), of_disk, ran_out)
+    return Failed(line, text.getvalue(), of_disk, ran_out, largest=largest)

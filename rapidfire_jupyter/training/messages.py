@@ -7,7 +7,7 @@ from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import checkpoints, trainers
-from rapidfire_jupyter.training.estimates import Footprint
+from rapidfire_jupyter.training.estimates import UNKNOWN, Footprint, Largest
 from rapidfire_jupyter.training.frozen import FrozenModels
 from rapidfire_jupyter.training.gauge import Reading
 from rapidfire_jupyter.training.generating import Generations
@@ -348,6 +348,7 @@ class Failed:
     Attributes:
         storage: The disk failed it.
         memory: In which phase memory ran out; "" if something else was wrong.
+        largest: What is known of its largest micro-batch then.
         parked_at: The step of its last boundary, where it is again: it can be saved, and is to be
             closed. None: its thread has ended.
     """
@@ -357,6 +358,7 @@ class Failed:
     storage: bool
     memory: Phase = ""
     parked_at: int | None = None
+    largest: Largest = UNKNOWN
 
     @property
     def is_over(self) -> bool:

@@ -67,6 +67,7 @@ _NOT_PREPARATION = frozenset(
         "label_smoothing_factor",
         "rdrop_alpha",
         "max_tokens_per_batch",
+        "min_tokens_per_batch",
     ]
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import same_key
+from rapidfire_jupyter.training.estimates import Largest
 from rapidfire_jupyter.training.watching import Draws
 
 # What a step's shapes, memory and random draws do not depend on. Any other value parts rehearsals.
@@ -27,6 +28,7 @@ _ONLY_NUMBERS = frozenset(
             "adam_beta2",
             "adam_epsilon",
             "max_grad_norm",
+            "min_tokens_per_batch",
             "num_train_epochs",
             "max_steps",
             "logging_steps",
@@ -47,11 +49,13 @@ class Rehearsal:
         draws: Which parts of a step use random numbers.
         activations: Bytes kept for the backward pass.
         measured: Whether they were measured, or come from a formula.
+        largest: The largest micro-batch.
     """
 
     draws: Draws
     activations: int
     measured: bool
+    largest: Largest
 
 
 class Rehearsals:

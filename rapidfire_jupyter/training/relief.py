@@ -21,6 +21,7 @@ import torch
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.training.estimates import UNKNOWN, Largest
 from rapidfire_jupyter.training.memory import Phase
 
 LEAST_TOKENS = 16  # a micro-batch of fewer is one row in any case
@@ -28,8 +29,8 @@ LEVELS = ("level1", "level2", "level3")
 
 _ANYHOW = 'a smaller or quantised model, stop other runs, or give run_fit device_memory="80%"'
 _ADVICE = (
-    "memory ran out and the micro-batch is as small as it gets: use gradient_checkpointing=True, a "
-    f"smaller max_length, optim='adamw_8bit', {_ANYHOW}"
+    "memory ran out and the micro-batch is as small as it gets: use {least}"
+    f"gradient_checkpointing=True, a smaller max_length, optim='adamw_8bit', {_ANYHOW}"
 )
 _GENERATION_ADVICE = (
     "memory ran out while completions were generated, and fewer at a time are not to be had{why}: "
@@ -62,6 +63,7 @@ class Means:
         cuda: It is one from which transformers can take a cache of keys and values.
         by_name: The model is loaded by its name, with `model_kwargs`.
         fresh: The run has no checkpoint, so optimizer and base may still change.
+        largest: What is known of the micro-batch that memory did not suffice for.
     """
 
     eight_bit: bool
@@ -69,13 +71,14 @@ class Means:
     cuda: bool
     by_name: bool
     fresh: bool
+    largest: Largest = UNKNOWN
 
 
-def means(by_name: bool, fresh: bool) -> Means:
+def means(by_name: bool, fresh: bool, largest: Largest = UNKNOWN) -> Means:
     """The means there are here."""
     found = importlib.util.find_spec("bitsandbytes") is not None
     cuda = torch.cuda.is_available()
-    return Means(found, torch.accelerator.is_available(), cuda, by_name, fresh)
+    return Means(found, torch.accelerator.is_available(), cuda, by_name, fresh, largest)
 
 
 def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Relief | None:
@@ -93,9 +96,10 @@ def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Rel
 
 def advice(config: RunConfig, phase: Phase) -> str:
     """What to do about a run for which nothing is left to try."""
-    if phase != "generation":
-        return _ADVICE
     args, why, fewer = config.model.training_args, "", ""
+    if phase != "generation":
+        by_least = getattr(args, "min_tokens_per_batch", None)
+        return _ADVICE.format(least="a smaller min_tokens_per_batch, " if by_least else "")
     if hasattr(args, "num_generations"):
         fewer = "fewer num_generations, "
     elif config.trainer.own_order:
@@ -157,8 +161,12 @@ def _offloading(config: RunConfig, have: Means) -> Relief | None:
 
 
 def _micro_batch(config: RunConfig, have: Means) -> Relief | None:
+    if have.largest.room == 0:  # not for any micro-batch
+        return None
     by_tokens = getattr(config.model.training_args, "max_tokens_per_batch", None)
-    return fewer_tokens(by_tokens) if by_tokens else smaller_micro_batch(config)
+    if by_tokens:
+        return fewer_tokens(config, have.largest)
+    return smaller_micro_batch(config, have.largest.room)
 
 
 def _generation(config: RunConfig, have: Means) -> Relief | None:
@@ -221,16 +229,18 @@ _AUTO: _Steps = {
 }
 
 
-def smaller_micro_batch(config: RunConfig) -> Relief | None:
-    """The next smaller micro-batch with the same rows per step: 5 x 2 becomes 2 x 5.
+def smaller_micro_batch(config: RunConfig, room: float | None = None) -> Relief | None:
+    """A smaller micro-batch with the same rows per step: 5 x 2 becomes 2 x 5.
 
+    The next smaller one, or one that fits where it is known for which share of it there is room.
     GRPO and RLOO: with the same completions per generation, as TRL demands.
     """
     args = config.model.training_args
     size, times = args.per_device_train_batch_size, args.gradient_accumulation_steps
     whole = size * times
     generated = _generated(args)
-    for less in range(size - 1, 0, -1):
+    most = size - 1 if room is None else min(size - 1, max(1, int(size * room)))
+    for less in range(most, 0, -1):
         if whole % less or (generated is not None and generated % less):
             continue
         more = whole // less
@@ -253,12 +263,22 @@ def _sums_gradients(config: RunConfig) -> bool:
     return any(one.__name__ == "OnlineDPOTrainer" for one in mro)
 
 
-def fewer_tokens(tokens: int) -> Relief | None:
-    """Half the tokens of a micro-batch; None if that would not even hold a short row."""
-    if tokens < 2 * LEAST_TOKENS:
+def fewer_tokens(config: RunConfig, largest: Largest = UNKNOWN) -> Relief | None:
+    """Half the tokens of a micro-batch, or as many as there is known to be room for.
+
+    They are at least `min_tokens_per_batch`. None if they are no more now, or if the largest
+    micro-batch is one row, or one pair, which no budget makes smaller.
+    """
+    args = config.model.training_args
+    budget = int(args.max_tokens_per_batch)
+    now = min(budget, largest.tokens or budget)
+    least = args.min_tokens_per_batch or LEAST_TOKENS
+    less = max(least, int(now * (0.5 if largest.room is None else largest.room)))
+    alone = 0 < largest.rows <= (2 if config.trainer.pairs else 1)
+    if alone or less >= now:
         return None
-    text = f"with micro-batches of {tokens // 2} in place of {tokens} tokens"
-    return Relief({"training_args.max_tokens_per_batch": tokens // 2}, text)
+    text = f"with micro-batches of {less} in place of {budget} tokens"
+    return Relief({"training_args.max_tokens_per_batch": less}, text)
 
 
 def smaller_generation(config: RunConfig) -> Relief | None:

@@ -417,6 +417,13 @@ class Room:
         self._own_bytes = self._residency.own_bytes(self._run) + more
         self._residency.admit(self._run)
 
+    def share(self, trainer: Any, needs: Footprint) -> float | None:
+        """For which share of the activations there is room; None if for all. Any: a TRL trainer."""
+        sure = needs.gradients + needs.optimizer
+        self._residency.settle(self._run, tensors_of(trainer), sure)
+        free = self._residency.free_bytes(self._run) - sure
+        return None if free >= needs.activations else max(0.0, free / max(1, needs.activations))
+
     def park(self, trainer: Any) -> None:
         """Tell what the trainer holds at a boundary: optimizer states may be new."""
         self._residency.settle(self._run, tensors_of(trainer), 0)
