@@ -1,4 +1,7 @@
-"""What an experiment will cost: runs x steps x measured seconds, known after the first slices."""
+"""What an experiment costs: runs x steps x measured seconds, known after the first slices.
+
+Once nothing is left to train it is what it has cost.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +18,8 @@ class Cost:
 
     Attributes:
         runs: How many.
-        steps: Of all of them; runs that are not prepared yet count as the others do on average.
+        steps: Of all of them; runs that are not prepared yet count as the others do on average, and
+            warm clones from where they began.
         step_seconds: Mean time of a step, evaluations included.
         left_seconds: What the active runs still need.
         moving: Share of the time spent moving weights and states to and from the device.
@@ -50,10 +54,11 @@ def preview(state: State, measures: Measures) -> Cost | None:
     whole = left = spent = 0.0
     runs = [run for run in state.runs.values() if run.status != "deleted"]
     for run in runs:
+        begun = (run.clone_step or 0) if run.warm else 0  # what it was cloned with is its parent's
         total = (run.total_steps or typical) if run.status in ACTIVE else run.step
         pace = seconds[run.id] / steps[run.id] if run.id in steps else usual
-        whole += total
-        spent += total * pace
+        whole += max(0.0, total - begun)
+        spent += max(0.0, total - begun) * pace
         left += max(0.0, total - run.step) * pace if run.status in ACTIVE else 0.0
     if not whole:
         return None
@@ -61,14 +66,25 @@ def preview(state: State, measures: Measures) -> Cost | None:
     return Cost(len(runs), round(whole), spent / whole, left, share)
 
 
+def ahead(cost: Cost) -> str:
+    """What it will cost, such as "48 runs x 72 steps x 0.031 s = 1 min 47 s, if no run ..."."""
+    return f"{_product(cost)}{_moving(cost)}, if no run is stopped early"
+
+
 def in_words(cost: Cost) -> str:
-    """Such as "48 runs x 72 steps x 0.031 s = 1 min 47 s, 59 s left"."""
+    """As of now, such as "48 runs x 72 steps x 0.031 s = 1 min 47 s, 59 s left"; or "so far"."""
+    left = f", {duration(cost.left_seconds)} left" if cost.left_seconds else " so far"
+    return f"{_product(cost)}{left}{_moving(cost)}"
+
+
+def _product(cost: Cost) -> str:
     each = cost.steps / cost.runs
-    whole = duration(cost.steps * cost.step_seconds)
-    left = f", {duration(cost.left_seconds)} left" if cost.left_seconds else ""
-    if cost.moving >= LEAST_TOLD:
-        left += f", {100 * cost.moving:.0f} % of it to move weights and states"
     return (
         f"{cost.runs} run{'' if cost.runs == 1 else 's'} x {each:.4g} steps x "
-        f"{cost.step_seconds:.2g} s = {whole}{left}"
+        f"{cost.step_seconds:.2g} s = {duration(cost.steps * cost.step_seconds)}"
     )
+
+
+def _moving(cost: Cost) -> str:
+    share = cost.moving if cost.moving >= LEAST_TOLD else 0.0
+    return f", {100 * share:.0f} % of it to move weights and states" if share else ""

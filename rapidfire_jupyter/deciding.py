@@ -123,6 +123,7 @@ def _look(fit: Fit, settle: Settle) -> None:
         rounds += 1
     fit.news = False
     _refill(fit)
+    _sum_up(fit)
 
 
 def _tell_cost(fit: Fit) -> None:
@@ -136,8 +137,17 @@ def _tell_cost(fit: Fit) -> None:
     active = {r.id for r in fit.state.runs.values() if r.status in ACTIVE and r.id in fit.configs}
     known = cost.preview(fit.state, fit.ledger.measures)
     if active and active <= trained and known is not None:
-        whole = replace(known, left_seconds=0.0)  # what is left will be another number soon
-        fit.emit("cost", text=f"{cost.in_words(whole)}, if no run is stopped early")
+        fit.emit("cost", text=cost.ahead(known))
+
+
+def _sum_up(fit: Fit) -> None:
+    """Tell what the experiment has cost, each time that nothing is left to train."""
+    active = any(r.status in ACTIVE and r.id in fit.configs for r in fit.state.runs.values())
+    if active or fit.left or fit.ledger.cost_summed:
+        return
+    known = cost.preview(fit.state, fit.ledger.measures)
+    if known is not None:
+        fit.emit("cost", text=cost.in_words(known), over=True)
 
 
 def _refill(fit: Fit) -> None:

@@ -21,6 +21,7 @@ class Ledger:
         measures: What was measured beside the rows.
         told: Keys of the alerts that were raised.
         cost_told: Whether it was told what the experiment will cost.
+        cost_summed: Whether it was told what it has cost since anything was trained.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Ledger:
         self.rehearsed = Memory()
         self.measures = Measures()
         self.told: set[str] = set()
-        self.cost_told = False
+        self.cost_told = self.cost_summed = False
 
     def read(self, events: Iterable[Event]) -> "Ledger":
         """Move on by events that follow those read so far."""
@@ -52,7 +53,9 @@ class Ledger:
             elif event.kind == "alert" and "key" in event.data:
                 self.told.add(event.data["key"])
             elif event.kind == "cost":
-                self.cost_told = True
+                self.cost_told, self.cost_summed = True, bool(event.data.get("over"))
+            elif event.kind == "slice_ended":
+                self.cost_summed = False
             others.append(event)
         self.memory = remember(others, self.memory)
         self.rehearsed = remember(others, self.rehearsed, dry_run=True)

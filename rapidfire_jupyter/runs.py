@@ -369,15 +369,12 @@ class RunTable:
     def cost(self) -> str:
         """What training all of them costs, such as "48 runs x 72 steps x 0.031 s = 1 min 47 s".
 
-        Empty before the first slice is over, and once nothing is left to train.
+        Empty before the first slice is over; what it has cost once nothing is left to train.
         """
         from rapidfire_jupyter import cost
         from rapidfire_jupyter.measures import measured
 
-        known = self._experiment.state
-        if not any(run.status in ACTIVE for run in known.runs.values()):
-            return ""
-        price = cost.preview(known, measured(self._experiment.events))
+        price = cost.preview(self._experiment.state, measured(self._experiment.events))
         return "" if price is None else cost.in_words(price)
 
     def __repr__(self) -> str:
@@ -388,7 +385,7 @@ class RunTable:
     def _repr_html_(self) -> str:
         if not len(self):
             return "no runs yet"
-        price = f"<div>{self.cost()}</div>" if self.cost() else ""
+        price = f"<div>{told}</div>" if (told := self.cost()) else ""
         return price + str(self.frame().to_html(na_rep="", escape=True))
 
 

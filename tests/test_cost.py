@@ -1,11 +1,11 @@
-"""What an experiment will cost, from what its first slices took."""
+"""What an experiment will cost, and has cost, from what its slices took."""
 
 from dataclasses import replace
 
 import pytest
 from replay import Replay, grid
 
-from rapidfire_jupyter.cost import Cost, in_words, preview
+from rapidfire_jupyter.cost import Cost, ahead, in_words, preview
 from rapidfire_jupyter.durations import duration
 from rapidfire_jupyter.measures import Measures, Slice
 
@@ -28,6 +28,7 @@ def test_cost_is_runs_times_steps_times_measured_seconds():
 
     assert cost == Cost(4, 3 * 64 + 32, 0.5, (64 * 3 + 32 - 8) * 0.5)
     assert in_words(cost) == "4 runs x 56 steps x 0.5 s = 1 min 52 s, 1 min 48 s left"
+    assert ahead(cost) == "4 runs x 56 steps x 0.5 s = 1 min 52 s, if no run is stopped early"
 
 
 def test_the_share_of_the_time_in_which_weights_move_is_told_where_there_is_one():
@@ -52,6 +53,27 @@ def test_each_run_counts_at_its_own_pace_and_stopped_ones_with_what_they_trained
     assert cost.left_seconds == 56.0
     assert cost.steps * cost.step_seconds == pytest.approx(64 * 1.0 + 8 * 2.0)
     assert in_words(cost) == "2 runs x 36 steps x 1.1 s = 1 min 20 s, 56 s left"
+
+
+def test_once_nothing_is_left_to_train_it_is_what_it_has_cost():
+    replay = begun(2)
+    runs = {i: replace(r, status="completed", step=32) for i, r in replay.state.runs.items()}
+    runs[2] = replace(runs[2], status="stopped", step=8)
+
+    cost = preview(replace(replay.state, runs=runs), Measures((Slice(1, 0.0, 32, 32, 16.0),)))
+
+    assert cost.left_seconds == 0
+    assert in_words(cost) == "2 runs x 20 steps x 0.5 s = 20 s so far"
+
+
+def test_a_warm_clone_counts_from_where_it_began():
+    replay = begun(2)
+    clone = replace(replay.state.runs[2], warm=True, clone_step=24, step=24, total_steps=64)
+    state = replace(replay.state, runs={2: clone})
+
+    cost = preview(state, Measures((Slice(2, 0.0, 32, 8, 4.0),)))
+
+    assert (cost.steps, cost.left_seconds) == (40, 20.0)
 
 
 def test_runs_that_are_not_prepared_count_as_the_others_and_deleted_ones_not():

@@ -547,7 +547,7 @@ def test_repeated_runs_say_what_a_tie_is_to_policies(experiment):
     assert runs == 3 and asked == (Halving(noise=floor), Threshold())
 
 
-def test_what_training_will_cost_is_told_once_after_the_first_pass_and_stands_over_the_runs(
+def test_what_training_costs_is_told_after_the_first_pass_and_at_its_end_and_stands_over_the_runs(
     experiment,
 ):
     exp = experiment()
@@ -557,15 +557,23 @@ def test_what_training_will_cost_is_told_once_after_the_first_pass_and_stands_ov
     exp.wait(120)
 
     known = [(n, e) for n, e in enumerate(exp.events) if e.kind == "cost"]
-    assert len(known) == 1
-    place, price = known[0]
+    assert len(known) == 2
+    (place, price), (end, whole) = known
     assert price.data["text"].startswith("2 runs x 24 steps x 0.")
     assert price.data["text"].endswith(" s, if no run is stopped early")
     assert "left" not in price.data["text"]  # it stands in the panel while training goes on
     slices = [e.run for e in exp.events[:place] if e.kind == "slice_ended"]
     assert slices == [1, 2]
     assert shown.startswith("2 runs x 24 steps x 0.") and " left\n" in shown
-    assert not repr(exp.runs).startswith("2 runs")  # nothing is left to train
+    assert whole.data["text"].startswith("2 runs x 24 steps x 0.")
+    assert whole.data["text"].endswith(" s so far")
+    assert not [e for e in exp.events[end:] if e.kind in ("slice_ended", "run_completed")]
+    assert repr(exp.runs).startswith(whole.data["text"] + "\n")
+
+    exp.clone(1, {"learning_rate": 3e-3}).wait(60)
+    exp.wait(120)
+    told = [e.data["text"] for e in exp.events if e.kind == "cost"]
+    assert len(told) == 3 and told[-1].startswith("3 runs x 24 steps x 0.")
 
 
 # ---- crashes ----

@@ -484,7 +484,9 @@ def test_same_yaml_cell_again_attaches(main):
 
 
 def test_wait_status_runs_and_results_show_where_training_stands(main):
-    assert main.waited.shown == "main: idle; 2 runs (2 completed)"
+    line, price = main.waited.shown.splitlines()
+    assert line == "main: idle; 2 runs (2 completed)"
+    assert price.startswith("  cost: 2 runs x 12 steps x ") and price.endswith(" so far")
     assert main.good("%rapidfire status").shown == main.waited.shown
     assert "completed" in main.good("%rapidfire runs").shown
     assert main.value("len(_)") == 2
@@ -517,7 +519,7 @@ def test_ops_act_and_say_that_a_magic_asked(main):
 
     assert main.op("resume-all") == [["applied", None, "magic"]]
     waited = main.good("%rapidfire wait")
-    assert waited.shown == "main: idle; 4 runs (2 completed, 2 stopped)"
+    assert waited.shown.splitlines()[0] == "main: idle; 4 runs (2 completed, 2 stopped)"
 
 
 def test_undo_export_and_panel(main):
@@ -620,10 +622,10 @@ def test_reload_and_unload_leave_training_alone_and_several_experiments_need_a_n
 
     assert "several experiments could be meant: main, short; add --exp NAME" in refused.err
     waited = main.good("%rapidfire wait --exp short")
-    assert waited.shown == "short: idle; 2 runs (2 completed)"
+    assert waited.shown.splitlines()[0] == "short: idle; 2 runs (2 completed)"
     assert main.value("[run.facts.step for run in short.runs]") == [36, 36]
     assert main.value("[e.kind for e in short.events if e.kind == 'op']") == []
-    assert len(main.good("%rapidfire status").shown.splitlines()) == 2
+    assert main.good("%rapidfire status").shown.count(": idle; ") == 2
     main.good("short.end()")
     assert main.good("%rapidfire status").shown.startswith("main: ")
     assert main.good("%rapidfire status --exp short").shown.startswith("short: ended; 2 runs")

@@ -419,7 +419,8 @@ def test_quickstart_runs(tmp_path):
     shown = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
     assert any("<svg" in data.get("text/html", "") for data in shown)
     table = next(c.outputs[-1].data["text/plain"] for c in notebook.cells if "exp.wait" in c.source)
-    rows = [line for line in table.splitlines() if re.match(r"\d", line)]
+    price, *rows = [line for line in table.splitlines() if re.match(r"\d", line)]
+    assert price.startswith("5 runs x ") and price.endswith(" so far")
     assert len(rows) == 5  # four of the grid and the clone
     assert all("completed" in row for row in rows)
 

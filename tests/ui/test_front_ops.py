@@ -535,6 +535,16 @@ def test_what_training_will_cost_is_told_once_when_it_is_known(page, age, told):
 
     assert ("Cost: 8 runs x 400 steps" in page.locator(".rf-notices").inner_text()) == told
 
+    page.evaluate(
+        """() => kernel.delta({ entries: [{
+          seq: 90, time: Date.now() / 1000 - kernel.head.first_time, kind: "cost", run: null, level: "info", op: "",
+          outcome: "", policy: "", remedies: [], text: "8 runs x 210 steps x 0.5 s = 14 min so far" }] })"""
+    )
+    page.wait_for_selector(
+        ".rf-notices:has-text('Cost: 8 runs x 210 steps x 0.5 s = 14 min so far')"
+    )
+    assert "8 runs x 400 steps" not in page.locator(".rf-notices").inner_text()
+
 
 def test_samples_are_of_a_chunk_that_the_runs_shown_share_until_one_is_chosen(page):
     show(page, {"head": {"can": ["ops", "samples"]}})

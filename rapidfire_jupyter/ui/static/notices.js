@@ -49,13 +49,13 @@ function createNotices(/** @type {View} */ view) {
   const dismissed = /** @type {Set<string>} */ (new Set());
   /** @type {{key: string, text: string, until: number} | null} */
   let said = null;
-  let [drawn, told, priced] = ["", "", false];
+  let [drawn, told, priced] = ["", "", -1];
 
-  /** What the experiment will cost is told when it becomes known, and not again after a reload of the page. */
+  /** What the experiment will cost, or has cost, is told when it becomes known, and not again after a reload of the page. */
   function tellCost(/** @type {number} */ now) {
-    const price = view.state.entries.find((one) => one.kind === "cost");
-    if (!price || priced) return;
-    priced = true;
+    const price = view.state.entries.filter((one) => one.kind === "cost").at(-1);
+    if (!price || price.seq === priced) return;
+    priced = price.seq;
     const age = Date.now() / 1000 - /** @type {Head} */ ((view.state.head).first_time + price.time);
     if (age < COST_S) said = { key: "cost", text: `Cost: ${price.text}`, until: now + REFUSED_MS };
   }
