@@ -1,14 +1,16 @@
 """Policies and monitors at work on a fit: what they find becomes events, what they ask for ops.
 
-Everything here happens in the engine's thread, with every run parked. Decisions taken together are
+Everything here happens in the engine's thread, with every run parked (but for `look_meanwhile`,
+which only tells). Decisions taken together are
 one event, on disk before their first op: a kernel that dies in between leaves none half taken, and
 the next one asks for the ops that are missing. Their ops are ordinary ones, judged and recorded as
 a person's; `by` says whose they are.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,9 +52,33 @@ def look(fit: Fit, settle: Settle) -> None:
     Raises:
         OSError: The disk failed.
     """
-    try:
-        if not fit.at_fault:
+    if not fit.at_fault:
+        with _kept_from_training(fit):
             _look(fit, settle)
+    came = fit.news or bool(fit.log.since(fit.ledger.next_seq))  # meanwhile
+    fit.undecided = came and not fit.at_fault
+
+
+def look_meanwhile(fit: Fit, run: int, open_s: float) -> None:
+    """Let monitors look at a run that trains right now; its slice has taken `open_s` seconds."""
+    if fit.at_fault:
+        return
+    # Where the disk fails it is the run's own affair, at its next boundary.
+    with contextlib.suppress(OSError), _kept_from_training(fit):
+        known = fit.ledger
+        found = monitors.look_meanwhile(
+            fit.oversight.monitors, fit.state.runs[run], known.measures, open_s
+        )
+        for alert in monitors.new(found, known.told):
+            known.told.add(alert.key)
+            _raise(fit, alert)
+
+
+@contextlib.contextmanager
+def _kept_from_training(fit: Fit) -> Iterator[None]:
+    """While inside, a fault of a policy or monitor ends their work in this kernel, not training."""
+    try:
+        yield
     except OSError:
         raise
     except Exception as error:  # ours, or a value that nobody thought of
@@ -60,8 +86,6 @@ def look(fit: Fit, settle: Settle) -> None:
         fit.at_fault, fit.search = True, None
         what = f"policies and monitors failed ({type(error).__name__}: {error})"
         fit.emit("alert", text=f"{what}; they are off in this kernel, training goes on")
-    came = fit.news or bool(fit.log.since(fit.ledger.next_seq))  # meanwhile
-    fit.undecided = came and not fit.at_fault
 
 
 def watch(fit: Fit) -> None:
@@ -72,8 +96,7 @@ def watch(fit: Fit) -> None:
     changed = {e.run for e in events if e.kind in ("logged", "slice_ended") and e.run is not None}
     runs = {i: fit.state.runs[i] for i in sorted(changed) if i in fit.state.runs}
     part = replace(fit.state, runs=runs)
-    now = time.time()
-    found = monitors.look(fit.oversight.monitors, part, known.rows, known.measures, now)
+    found = monitors.look(fit.oversight.monitors, part, known.rows, known.measures)
     for alert in monitors.new(found, known.told):
         _raise(fit, alert)
 

@@ -22,7 +22,7 @@ from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
 from rapidfire_jupyter.ops import UNDO_SECONDS, Op, OpHandle
 from rapidfire_jupyter.oversight import Oversight
-from rapidfire_jupyter.slicing import Slice
+from rapidfire_jupyter.slicing import Slice, tell_cut
 from rapidfire_jupyter.state import ACTIVE, Run
 from rapidfire_jupyter.training import memory, messages
 from rapidfire_jupyter.training.gauge import Reading
@@ -138,6 +138,7 @@ class Engine:
             if self._exiting:
                 return  # no run may compute while Python ends
             self._empty_trash()
+            self._tell_cut_slices()
             holding = self._hold.is_set()
             if not holding:
                 self._answer()
@@ -207,8 +208,13 @@ class Engine:
         if known.status not in ACTIVE or run not in fit.configs or not fit.owes(run, known.step):
             return
         with self._training(fit, run):
-            if not fit.left and opened(fit, run) and self._between(fit, run):
-                observing.pay(fit, run, fit.state.runs[run].step, self._between)
+            if fit.left or not opened(fit, run) or not self._between(fit, run):
+                return
+            step = fit.state.runs[run].step
+            with Slice(fit, run) as told:
+                self._watch(fit, run, step, told, answers=True)
+                if not self._exiting and fit.executor.is_open(run):
+                    told.end(step)
 
     def _wait(self, holding: bool) -> None:
         """Nothing to train: wait for a message (or for the end of a hold, or of an undo period)."""
@@ -320,7 +326,9 @@ class Engine:
                 if first:
                     return
             if fit.executor.is_open(run):
-                self._slice(fit, run)
+                cycle = fit.executor.generations.cycle(run)  # steps until others have their turns
+                with Slice(fit, run, in_turns=cycle is not None) as told:
+                    self._slice(fit, run, told, cycle)
         finally:
             with self._turn_lock:
                 self._turn = None
@@ -329,22 +337,21 @@ class Engine:
 
     # ---- a run's turn ----
 
-    def _slice(self, fit: Fit, run: int) -> None:
-        turn = fit.executor.generations.cycle(run)  # steps until others have their turns
-        known, told = fit.state.runs[run], Slice(fit, run, in_turns=turn is not None)
+    def _slice(self, fit: Fit, run: int, told: Slice, cycle: int | None) -> None:
+        known = fit.state.runs[run]
         owes = fit.owes(run, known.step)
         self._watch(fit, run, known.step, told, owes)
         if self._exiting or not fit.executor.is_open(run):
             return
         if owes:  # others do too before anybody trains on, and policies look at all answers
             fit.asked = fit.owing()
-            told.end(known.step, Reading())
+            told.end(known.step)
         if run in fit.ending:
             fit.complete(run)
         if owes or run in fit.ending:
             return
-        until = scheduler.slice_end(known, scheduler.least(fit.pace.slice_steps, turn))
-        report, read = self._advance(fit, run, until, told.started)
+        until = scheduler.slice_end(known, scheduler.least(fit.pace.slice_steps, cycle))
+        report, told.read = self._advance(fit, run, until, told)
         if isinstance(report, messages.Finished):  # nothing was left to train
             fit.keep_finished(run, report.step)
         if not isinstance(report, messages.Parked):
@@ -363,10 +370,10 @@ class Engine:
             fit.save(run)
         if not fit.executor.is_open(run):
             return
-        if turn and not (report.ending or step in ends or told.is_over(step, read)):
-            told.pause(read)
+        if cycle and not (report.ending or step in ends or told.is_over(step)):
+            told.pause()
             return
-        told.end(step, read)
+        told.end(step)
         if not report.ending:
             return
         if fit.owes(run, step):
@@ -388,14 +395,14 @@ class Engine:
         told.elsewhere += elsewhere
 
     def _advance(
-        self, fit: Fit, run: int, until: int, started: float
+        self, fit: Fit, run: int, until: int, told: Slice
     ) -> tuple[messages.Report | None, Reading]:
         """Train until the slice ends, answering the inbox at boundaries on the way.
 
         Returns:
             The last report, None if an op ended this run's slice early; and what was measured.
         """
-        pace, read = fit.pace, Reading()
+        pace, started, read = fit.pace, told.started, Reading()
         fit.begun.add(run)
         if not self._inbox.empty() or self._hold.is_set():
             fit.executor.ask(run, True)
@@ -403,7 +410,11 @@ class Engine:
             deadline = fit.saved_at[run] + pace.checkpoint_seconds
             if pace.slice_seconds is not None:
                 deadline = min(deadline, started + pace.slice_seconds)
-            report = fit.executor.command(run, messages.Advance(until, deadline))
+            report = fit.executor.command(
+                run,
+                messages.Advance(until, deadline),
+                lambda: deciding.look_meanwhile(fit, run, told.taken()),
+            )
             if isinstance(report, messages.Failed):
                 fit.failed(run, report)
                 return None, read
@@ -495,6 +506,7 @@ class Engine:
         for run in fit.state.runs.values():
             if fit.executor.is_open(run.id):
                 fit.checkpoint_and_close(run.id)
+        tell_cut(fit)
         fit.executor.flush()
         fit.executor.end()
         fit.emit("ended", sync=True)
@@ -515,6 +527,14 @@ class Engine:
                         fit.save(run.id)
             fit.executor.flush()
             fit.log.sync()
+
+    def _tell_cut_slices(self) -> None:
+        for fit in list(self._fits):
+            if not fit.halted:
+                try:
+                    tell_cut(fit)
+                except OSError as error:
+                    self._halt(fit, error)
 
     def _trash(self) -> list[tuple[Fit, Run]]:
         return [(f, r) for f in self._fits for r in folders.deletable(f.folder, f.state)]

@@ -38,7 +38,7 @@ class MemoryGrowth:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """A run trains much slower than it did, or its slice does not end.
+    """A run trains much slower than it did, or its slice does not end (`stalled`).
 
     Where the other runs are as slow at the same time, or this process had less of the processor, it
     is the machine that others use, not the run: that is told once of the experiment.
@@ -111,16 +111,14 @@ def slowdown(
     one: Slowdown,
     run: Run,
     slices: Sequence[Slice],
-    open_s: float | None,
     everyone: Sequence[Slice] = (),
 ) -> list[Alert]:
-    """Stretches in which a run is slow; and the slice that trains now, if it takes too long.
+    """Stretches in which a run is slow.
 
     Args:
         one: Settings.
         run: The run.
         slices: Its slices that are over.
-        open_s: Seconds since its slice that trains now began; None if none does.
         everyone: Slices of all runs.
     """
     whole, speeds, by_tokens = _speeds(slices)
@@ -143,12 +141,23 @@ def slowdown(
         text = f"{slowed}; {_cause(whole[n])}"
         step = whole[n].step
         found.append(Alert(one.kind, run.id, step, text, "warning", (), step))
-    longest = max((s.seconds for s in whole), default=0.0)
-    enough = len(whole) >= 2 and open_s is not None
-    if enough and open_s is not None and open_s > max(one.stall_s, one.stall * longest):
-        text = f"its slice has trained for {open_s:.0f} s, the longest before took {longest:.0f} s"
-        found.append(Alert(f"{one.kind}: stall", run.id, run.step, text, "warning", (), run.step))
     return found
+
+
+def stalled(one: Slowdown, run: Run, slices: Sequence[Slice], open_s: float) -> list[Alert]:
+    """Whether the slice that trains now takes too long.
+
+    Args:
+        one: Settings.
+        run: The run.
+        slices: Its slices that are over.
+        open_s: Seconds that the one which trains now has taken so far.
+    """
+    whole = [s.seconds for s in slices if s.steps > 0]
+    if len(whole) < 2 or open_s <= max(one.stall_s, one.stall * max(whole)):
+        return []
+    text = f"its slice has trained for {open_s:.0f} s, the longest before took {max(whole):.0f} s"
+    return [Alert(f"{one.kind}: stall", run.id, run.step, text, "warning", (), run.step)]
 
 
 def _middle(ordered: Sequence[float]) -> float:

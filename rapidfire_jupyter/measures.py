@@ -59,13 +59,11 @@ class Measures:
     """All that was measured, oldest first.
 
     Attributes:
-        open_slice: Run and Unix time of start of the slice that trains now.
         examples: Losses of single eval rows by (run, step), in one order for all runs.
     """
 
     slices: tuple[Slice, ...] = ()
     disk: tuple[Disk, ...] = ()
-    open_slice: tuple[int, float] | None = None
     examples: Mapping[tuple[int, int], Sequence[float]] = field(default_factory=dict)
 
 
@@ -89,38 +87,21 @@ def measured(events: Iterable[Event], before: Measures | None = None) -> Measure
         before: What the events before them gave.
     """
     before = before if before is not None else Measures()
-    slices, disk, open_slice = list(before.slices), list(before.disk), before.open_slice
+    slices, disk = list(before.slices), list(before.disk)
     examples = dict(before.examples)
     for event in events:
         data: Mapping[str, Any] = event.data  # Any: JSON values
-        if event.kind == "slice_started" and event.run is not None:
-            # One that is trained in turns is open longer than it trains.
-            open_slice = None if data.get("turns") else (event.run, event.time)
-        elif event.kind == "slice_ended" and event.run is not None:
+        if event.kind == "slice_ended" and event.run is not None:
             known = {name: data[name] for name in _MEASURED if data.get(name) is not None}
             slices.append(
                 Slice(event.run, event.time, data["step"], data["steps"], data["seconds"], **known)
             )
-            open_slice = None
-        elif event.kind in ("attached", "ended") or _leaves(event, open_slice):
-            open_slice = None
         elif event.kind == "row_losses" and event.run is not None:
             losses = (math.nan if one is None else one for one in data["losses"])
             examples[event.run, data["step"]] = tuple(losses)
         elif event.kind == "disk":
             disk.append(Disk(event.time, data["free_bytes"], data.get("needed_bytes", 0.0)))
-    return Measures(tuple(slices), tuple(disk), open_slice, examples)
-
-
-def _leaves(event: Event, open_slice: tuple[int, float] | None) -> bool:
-    """Whether the slice that trains is cut short by this."""
-    if event.kind == "op" and event.data["kind"] == "pause_all":
-        return True
-    if open_slice is None or event.run != open_slice[0]:
-        return False
-    return event.kind in ("run_failed", "run_completed") or (
-        event.kind == "op" and event.data["kind"] in ("stop", "delete")
-    )
+    return Measures(tuple(slices), tuple(disk), examples)
 
 
 def seconds_by_run(measures: Measures) -> dict[int, float]:

@@ -23,7 +23,7 @@ from rapidfire_jupyter.learning_faults import (
 )
 from rapidfire_jupyter.machine_faults import IdleDevice, LowDisk, MemoryGrowth, Slowdown
 from rapidfire_jupyter.measures import Measures
-from rapidfire_jupyter.state import State
+from rapidfire_jupyter.state import Run, State
 
 Monitor = RowMonitor | MemoryGrowth | Slowdown | IdleDevice | LowDisk
 DEFAULT: tuple[Monitor, ...] = (
@@ -45,7 +45,6 @@ def look(
     state: State,
     rows: Rows,
     measures: Measures | None = None,
-    now: float = 0.0,
 ) -> list[Alert]:
     """All that the monitors find, once for each episode so far, by run.
 
@@ -54,7 +53,6 @@ def look(
         state: Of the experiment.
         rows: Logged rows by run, as `state.history` gives them.
         measures: What was measured beside the rows.
-        now: Unix time in seconds; a slice that does not end is noticed by it.
     """
     known = measures if measures is not None else Measures()
     found: list[Alert] = []
@@ -63,13 +61,11 @@ def look(
             continue
         own = rows.get(run.id, ())
         slices = [s for s in known.slices if s.run == run.id]
-        opened = known.open_slice[1] if known.open_slice and known.open_slice[0] == run.id else None
         for one in monitors:
             if isinstance(one, MemoryGrowth):
                 found += machine_faults.memory(one, run, slices)
             elif isinstance(one, Slowdown):
-                open_s = None if opened is None else now - opened
-                found += machine_faults.slowdown(one, run, slices, open_s, known.slices)
+                found += machine_faults.slowdown(one, run, slices, known.slices)
             elif isinstance(one, IdleDevice):
                 found += machine_faults.idle(one, run, slices)
             elif not isinstance(one, LowDisk):
@@ -77,6 +73,18 @@ def look(
     for one in monitors:
         if isinstance(one, LowDisk):
             found += machine_faults.disk(one, known.disk)
+    return found
+
+
+def look_meanwhile(
+    monitors: Sequence[Monitor], run: Run, measures: Measures, open_s: float
+) -> list[Alert]:
+    """What they find of a run while its slice trains, which has taken `open_s` seconds so far."""
+    slices = [s for s in measures.slices if s.run == run.id]
+    found: list[Alert] = []
+    for one in monitors:
+        if isinstance(one, Slowdown):
+            found += machine_faults.stalled(one, run, slices, open_s)
     return found
 
 

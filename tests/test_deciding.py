@@ -21,6 +21,7 @@ from rapidfire_jupyter import (
     RFLoraConfig,
     RFModelConfig,
     RFSFTConfig,
+    Slowdown,
     Threshold,
     engine,
     samples,
@@ -34,6 +35,7 @@ from rapidfire_jupyter.ledger import Ledger
 from rapidfire_jupyter.policies import decide_all
 from rapidfire_jupyter.repeats import calibrated, noise_floor
 from rapidfire_jupyter.state import State, apply
+from rapidfire_jupyter.training import session
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
@@ -41,12 +43,13 @@ RATES = [3e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2]
 ASKED = {"generate_rows": 6, "max_new_tokens": 6, "eval_budget": 1.0}
 
 
-def grid(rates=RATES, **given):
+def grid(rates=RATES, callbacks=(), **given):
     args = {"per_device_train_batch_size": 4, "logging_steps": 1, "num_train_epochs": 2, **given}
     config = RFModelConfig(
         "tiny",
         peft_config=RFLoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]),
         training_args=RFSFTConfig(learning_rate=List(rates), **args),
+        callbacks=list(callbacks),
     )
     return RFGridSearch(config, "SFT")
 
@@ -129,6 +132,38 @@ def test_a_run_that_a_policy_stops_answers_first_as_it_would_without_it(experime
         ]
         [gone] = [e.seq for e in ops(exp) if e.run == run.id and e.data["kind"] == "stop"]
         assert answered[-1] < gone
+        # What the answers took is told as a slice without steps.
+        told = [e for e in exp.events if e.kind == "slice_ended" and e.run == run.id]
+        last = next(e for e in told if answered[-1] < e.seq < gone)
+        assert last.data["steps"] == 0 and last.data["eval_seconds"] > 0
+
+
+class Hanging(tiny.Callback):
+    """Waits at its sixth step until somebody noticed."""
+
+    noticed = threading.Event()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            assert self.noticed.wait(60)
+
+
+def test_a_slice_that_hangs_is_told_while_it_hangs(experiment, monkeypatch):
+    monkeypatch.setattr(session, "LOOK_SECONDS", 0.05)
+    exp = experiment()
+
+    cells(
+        exp,
+        grid([1e-3], [Hanging()], num_train_epochs=1),
+        rows=32,
+        monitors=[Slowdown(stall=0.0, stall_s=1.0)],
+        on_alert=lambda alert: Hanging.noticed.set(),
+    )
+
+    alert = next(e for e in exp.events if e.kind == "alert")
+    assert alert.run == 1 and alert.data["kind"] == "slowdown: stall"
+    assert alert.data["text"].startswith("its slice has trained for ")
+    assert exp.run(1).status == "completed" and exp.run(1).exact
 
 
 def test_policies_judge_answers_before_any_run_trains_on(experiment):

@@ -1,5 +1,7 @@
 """Completions sampled for several runs at once: as TRL samples for each alone, or not at all."""
 
+from collections import Counter
+
 import pytest
 import tiny
 import torch
@@ -241,6 +243,17 @@ def test_a_stop_a_resume_and_a_warm_clone_among_runs_that_sample_together(
     weights, clones = sliced(exp.run(3))[0], sliced(exp.run(4))[0]
     assert all(torch.equal(weights[name], clones[name]) for name in weights)
     assert generations.taken > 12
+    # The slice that the stop cut is told, too, with what its own turns took.
+    begun = [e for e in exp.events if e.kind == "slice_started"]
+    ended = [e for e in exp.events if e.kind == "slice_ended"]
+    assert Counter(e.run for e in begun) == Counter(e.run for e in ended)
+    steps = Counter()
+    for event in ended:
+        steps[event.run] += event.data["steps"]
+    assert [steps[i] for i in (1, 2, 3)] == [run.facts.total_steps for run in exp.runs][:3]
+    known = Fold().read(exp.events)
+    assert known.slice_count == len(ended) and known.open_slice is None
+    assert known.trained_s < ended[-1].time - begun[0].time
 
 
 class Meddling(tiny.Callback):

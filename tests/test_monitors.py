@@ -21,7 +21,7 @@ from rapidfire_jupyter.learning_faults import (
 )
 from rapidfire_jupyter.machine_faults import IdleDevice, LowDisk, MemoryGrowth, Slowdown
 from rapidfire_jupyter.measures import Disk, Measures, Slice
-from rapidfire_jupyter.monitors import DEFAULT, check, look, new
+from rapidfire_jupyter.monitors import DEFAULT, check, look, look_meanwhile, new
 from rapidfire_jupyter.ops import verdict
 from rapidfire_jupyter.state import Run, State
 
@@ -99,9 +99,9 @@ def healthy_slices(seed, count=8):
     ]
 
 
-def seen(rows, monitors=DEFAULT, run=None, measures=None, now=0.0):
+def seen(rows, monitors=DEFAULT, run=None, measures=None):
     run = run or run_of()
-    return look(monitors, State({1: run}), {1: rows}, measures, now)
+    return look(monitors, State({1: run}), {1: rows}, measures)
 
 
 def falls(share):
@@ -118,7 +118,7 @@ def test_healthy_runs_raise_next_to_no_alerts():
     for seed in range(count):
         rows = curve(seed, eval_on=seed % 3 > 0)
         measures = Measures(tuple(healthy_slices(seed)), (Disk(0.0, 1e12, 1e10),))
-        alarms.update({alert.kind for alert in seen(rows, measures=measures, now=100.0)})
+        alarms.update({alert.kind for alert in seen(rows, measures=measures)})
 
     assert set(alarms) <= {"plateau", "overfitting"}
     assert all(number <= 0.01 * count for number in alarms.values()), alarms
@@ -128,7 +128,7 @@ def test_healthy_simulated_grids_raise_no_alerts():
     for seed in range(2):
         replay = Replay(grid((0.0, 0.1))[:48], seed=seed, steps=32).run()
 
-        found = look(DEFAULT, replay.state, replay.rows, replay.measures, replay.clock)
+        found = look(DEFAULT, replay.state, replay.rows, replay.measures)
 
         assert Counter(alert.kind for alert in found if alert.kind != "plateau") == {}
         assert sum(alert.kind == "plateau" for alert in found) <= 2
@@ -457,10 +457,10 @@ def test_a_kernel_that_got_less_of_the_processor_is_not_a_slow_run():
 
 
 def test_a_slice_that_does_not_end_is_told():
-    known = Measures(slices(seconds=[40.0, 41.0]), open_slice=(1, 1000.0))
+    known = Measures(slices(seconds=[40.0, 41.0]))
 
-    early = seen([], (Slowdown(),), measures=known, now=1150.0)
-    (alert,) = seen([], (Slowdown(),), measures=known, now=1210.0)
+    early = look_meanwhile((Slowdown(),), run_of(), known, 150.0)
+    (alert,) = look_meanwhile(DEFAULT, run_of(), known, 210.0)
 
     assert early == []
     assert alert.kind == "slowdown: stall"

@@ -809,13 +809,9 @@ def test_ops_that_a_dead_kernel_never_asked_for_are_found():
 def test_measures_are_read_from_the_log():
     replay = staged([0.0, 0.1])
     replay.train_chunk(1)
-    replay.emit("slice_started", 2, step=0)
     replay.emit("disk", None, free_bytes=5, needed_bytes=7)
 
     known = measured(replay.events)
 
     assert [(s.run, s.steps, s.seconds, s.tokens) for s in known.slices] == [(1, 8, 10.0, None)]
-    assert known.open_slice == (2, 10.0)
     assert (known.disk[0].free_bytes, known.disk[0].needed_bytes) == (5, 7)
-    replay.emit("run_failed", 2, error="", trace="")
-    assert measured(replay.events).open_slice is None

@@ -111,13 +111,22 @@ class LocalExecutor:
         self._sessions[order.run] = opened
         return self._settle(order.run, opened.open())
 
-    def command(self, run: int, command: messages.Command) -> messages.Report:
-        """Give a run's session a command; blocks until the run hands the baton back."""
+    def command(
+        self,
+        run: int,
+        command: messages.Command,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> messages.Report:
+        """Give a run's session a command; blocks until the run hands the baton back.
+
+        Args:
+            meanwhile: Called now and then until it does, see `Session.command`.
+        """
         refused = self._bring_in(run, command)
         if refused is not None:
             self.close(run)
             return refused
-        return self._settle(run, self._sessions[run].command(command))
+        return self._settle(run, self._sessions[run].command(command, meanwhile))
 
     def expect(self, turns: Sequence[int]) -> None:
         """Tell which runs train next, in order: what they need is moved away last."""

@@ -3,10 +3,13 @@
 import gc
 import queue
 import threading
+from collections.abc import Callable
 
 from rapidfire_jupyter.training import memory
 from rapidfire_jupyter.training.coroutine import Coroutine
 from rapidfire_jupyter.training.messages import Closed, Command, Failed, Report, Task
+
+LOOK_SECONDS = 15.0  # between two looks at a run that trains
 
 
 class Session:
@@ -29,9 +32,19 @@ class Session:
         self._thread.start()
         return self._settled(self._reports.get())
 
-    def command(self, command: Command) -> Report:
-        """Pass the baton with a command; wait for the baton to come back with a report."""
+    def command(self, command: Command, meanwhile: Callable[[], None] | None = None) -> Report:
+        """Pass the baton with a command; wait for the baton to come back with a report.
+
+        Args:
+            meanwhile: Called now and then while the run has the baton; must leave alone what runs
+                and the process share.
+        """
         self._commands.put(command)
+        while meanwhile is not None:
+            try:
+                return self._settled(self._reports.get(timeout=LOOK_SECONDS))
+            except queue.Empty:
+                meanwhile()
         return self._settled(self._reports.get())
 
     def _settled(self, report: Report) -> Report:

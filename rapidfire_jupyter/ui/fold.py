@@ -46,6 +46,7 @@ class Fold:
         self.slices: deque[Slice] = deque(maxlen=MOST_SLICES)
         self.slice_count = 0
         self.open_slice: tuple[int, float, int] | None = None
+        self._in_turns = False  # the slice that trains now: it ends by an event of its own
         self.trained_s = 0.0
         self.alerts = 0
         self.why: dict[int, str] = {}  # why a policy stopped a run, by its last stop
@@ -111,7 +112,7 @@ class Fold:
         if event.kind == "slice_ended" and event.run is not None:
             start = event.time - event.data["seconds"]
             self._close_slice(event.run, start, event.time, event.data["steps"])
-        elif self.open_slice is not None and _cuts(event, self.open_slice[0]):
+        elif self.open_slice is not None and _cuts(event, self.open_slice[0], self._in_turns):
             run, start, first = self.open_slice
             points = self.curves.get(run)
             reached = max(self._step(run), int(points[-1].step) if points else 0)
@@ -121,6 +122,7 @@ class Fold:
             self._close_slice(run, start, end, max(0, reached - first))
         if event.kind == "slice_started" and event.run is not None:
             self.open_slice = event.run, event.time, event.data["step"]
+            self._in_turns = bool(event.data.get("turns"))
 
     def _step(self, run: int) -> int:
         return self.state.runs[run].step if run in self.state.runs else 0
@@ -170,10 +172,17 @@ class Fold:
         return float(rows) if rows is not None else None
 
 
-def _cuts(event: Event, training: int) -> bool:
-    """Whether a slice of the run `training` is over when this happens."""
-    if event.kind in ("slice_started", "attached", "ended"):
-        return not event.data.get("turns")  # slices in turns are open beside each other
+def _cuts(event: Event, training: int, in_turns: bool) -> bool:
+    """Whether a slice of the run `training` is over when this happens, and is told by nothing else.
+
+    Slices in turns are open beside each other, and end by events of their own but for a crash.
+    """
+    if event.kind in ("attached", "ended"):
+        return True
+    if in_turns or event.data.get("turns"):
+        return False
+    if event.kind == "slice_started":
+        return True
     if event.run != training:
         return False
     op = event.data["kind"] if event.kind == "op" and event.data["outcome"] == "applied" else ""
