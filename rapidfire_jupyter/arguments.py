@@ -161,9 +161,8 @@ GONE: dict[str, str] = {
 
 # Why other trainers lack an argument that some have, and what they have instead.
 _NOT_IN_PARTS = (
-    "KTO's loss compares each row with its whole batch, and trainers that "
-    "generate make their batches within the step; use a smaller per_device_train_batch_size and "
-    "more gradient_accumulation_steps"
+    "of other trainers it is not known that a batch in parts has the same loss; use a smaller "
+    "per_device_train_batch_size and more gradient_accumulation_steps"
 )
 ONLY_THERE: dict[str, str] = {
     "max_tokens_per_batch": _NOT_IN_PARTS,
@@ -189,8 +188,9 @@ _BY_TOKENS = {
 }
 OURS: dict[str, dict[str, Argument]] = {
     "SFTConfig": {"rdrop_alpha": Argument(float, 0.0), **_BY_TOKENS},
-    "DPOConfig": _BY_TOKENS,
-    "RewardConfig": _BY_TOKENS,
+    **dict.fromkeys(
+        ("DPOConfig", "RewardConfig", "GRPOConfig", "RLOOConfig", "KTOConfig"), _BY_TOKENS
+    ),
 }
 
 

@@ -244,6 +244,12 @@ def _check_rdrop(model: RFModelConfig) -> None:
 
 # Losses of DPO that are no mean over pairs.
 _OF_BATCHES = {"sft": "is a mean over tokens", "aot": "sorts a batch", "aot_unpaired": "sorts one"}
+# Arguments of GRPO that look at a whole micro-batch, and their values where they do not.
+_OF_MICRO_BATCHES = {
+    "top_entropy_quantile": (1.0, "ranks the tokens of a micro-batch"),
+    "entropy_coef": (0.0, "is on a mean over the tokens of a micro-batch"),
+    "use_adaptive_entropy": (False, "looks at the entropy of whole micro-batches"),
+}
 
 
 def _check_token_budget(model: RFModelConfig) -> None:
@@ -264,6 +270,12 @@ def _check_token_budget(model: RFModelConfig) -> None:
             raise ConfigError(
                 f"{asked} cuts batches of padded rows, got {name}=True, which leaves no padding; "
                 "drop one"
+            )
+    for name, (plain, why) in _OF_MICRO_BATCHES.items():
+        if (value := getattr(args, name, plain)) != plain:
+            raise ConfigError(
+                f"{asked} needs a loss that is the sum of its parts', got {name}={value}, which "
+                f"{why}; drop one"
             )
     if not isinstance(args, RFDPOConfig):
         return

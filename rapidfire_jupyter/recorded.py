@@ -136,19 +136,29 @@ class RFDPOConfig(Recorded):
 
 
 class RFGRPOConfig(Recorded):
-    """Arguments of `trl.GRPOConfig`; each may be a List or Range."""
+    """Arguments of `trl.GRPOConfig`, and budgets of tokens; each may be a List or Range.
+
+    They are as in `RFSFTConfig`, for what is learned from: a row is a prompt and its completion.
+    What is sampled at a time stays as it is.
+    """
 
     target = ("trl", "GRPOConfig")
 
 
 class RFRLOOConfig(Recorded):
-    """Arguments of `trl.RLOOConfig`; each may be a List or Range."""
+    """Arguments of `trl.RLOOConfig`, and budgets of tokens as in `RFGRPOConfig`.
+
+    Each may be a List or Range.
+    """
 
     target = ("trl", "RLOOConfig")
 
 
 class RFKTOConfig(Recorded):
-    """Arguments of `trl.KTOConfig`; each may be a List or Range."""
+    """Arguments of `trl.KTOConfig`, and budgets of tokens as in `RFSFTConfig`.
+
+    Each may be a List or Range.
+    """
 
     target = ("trl", "KTOConfig")
 

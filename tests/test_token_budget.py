@@ -6,6 +6,7 @@ import torch
 from oracle import assert_same, plain, sliced
 
 from rapidfire_jupyter import (
+    RFDistillationConfig,
     RFDPOConfig,
     RFGridSearch,
     RFGRPOConfig,
@@ -13,12 +14,13 @@ from rapidfire_jupyter import (
     RFLoraConfig,
     RFModelConfig,
     RFRewardConfig,
+    RFRLOOConfig,
     RFSFTConfig,
 )
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.training.estimates import UNKNOWN, Largest, scaled
 from rapidfire_jupyter.training.relief import fewer_tokens
-from rapidfire_jupyter.training.token_budget import parts_of, split
+from rapidfire_jupyter.training.token_budget import KINDS, parts_of, split
 
 seen = []  # shapes of the batches that models were given in training
 
@@ -26,7 +28,7 @@ seen = []  # shapes of the batches that models were given in training
 def watched(config):
     """The tiny model; it tells which batches it was given, and may hold only so many tokens."""
     kwargs = dict(config["model_kwargs"])
-    most = kwargs.pop("most", 10**9)
+    most, ends = kwargs.pop("most", 10**9), kwargs.pop("ends", None)
     scores = config["model_type"] == "sequence_classification"
     model = tiny.model(**kwargs, scores=scores)
 
@@ -37,7 +39,12 @@ def watched(config):
                 raise torch.OutOfMemoryError("CUDA out of memory.")
 
     model.model.embed_tokens.register_forward_hook(look)
+    if ends is not None:  # every so many tokens end an answer
+        model.generation_config.eos_token_id = list(range(2, 320, ends))
     return model, tiny.tokenizer()
+
+
+SAMPLED = {"num_generations": 4, "max_completion_length": 40, "beta": 0.1}
 
 
 def config(tokens=None, rows=8, times=1, model=None, peft=None, kind=RFSFTConfig, **given):
@@ -47,6 +54,7 @@ def config(tokens=None, rows=8, times=1, model=None, peft=None, kind=RFSFTConfig
         "num_train_epochs": 2,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": times,
+        **(SAMPLED if kind in (RFGRPOConfig, RFRLOOConfig) else {}),
         **({} if tokens is None else {"max_tokens_per_batch": tokens}),
         **given,
     }
@@ -56,6 +64,7 @@ def config(tokens=None, rows=8, times=1, model=None, peft=None, kind=RFSFTConfig
         peft_config=RFLoraConfig(**lora),
         training_args=kind(**args),
         model_kwargs=model or {},
+        reward_funcs=[tiny.reward_length] if "num_generations" in args else None,
     )
 
 
@@ -79,6 +88,15 @@ def pairs(count=20):
     ]
 
 
+def judged(count=20):
+    """Answers of very different lengths, good ones and bad ones."""
+    return [{**row, "label": n % 3 > 0} for n, row in enumerate(rows(count))]
+
+
+def prompts(count=8):
+    return [{"prompt": tiny.sentence(n, 3 + n % 3 * 5)} for n in range(count)]
+
+
 @pytest.fixture(autouse=True)
 def nothing_seen():
     seen.clear()
@@ -87,17 +105,27 @@ def nothing_seen():
 def test_rows_of_like_length_go_together_within_the_budget():
     lengths = [3, 50, 4, 3, 20, 3, 60]
 
-    parts = parts_of(lengths, 24)
+    alone = [[length] for length in lengths]
+    parts = parts_of(alone, 24)
 
     assert parts == [[6], [1], [4], [0, 2, 3, 5]]  # 60 and 50 are alone: longer than the budget
-    assert parts_of(lengths, 110) == [[6], [1, 4], [0, 2, 3, 5]]
-    assert parts_of([5, 3], 16, multiple=8) == [[0, 1]] and parts_of([5, 3], 15, 8) == [[0], [1]]
+    assert parts_of(alone, 110) == [[6], [1, 4], [0, 2, 3, 5]]
+    assert parts_of([[5], [3]], 16, multiple=8) == [[0, 1]]
+    assert parts_of([[5], [3]], 15, multiple=8) == [[0], [1]]
     for tokens in range(1, 200, 7):
-        made = parts_of(lengths, tokens)
+        made = parts_of(alone, tokens)
         assert sorted(row for part in made for row in part) == list(range(7))
         for part in made:
             width = max(lengths[row] for row in part)
             assert len(part) == 1 or len(part) * width <= tokens
+
+
+def test_a_prompt_and_its_completion_are_padded_each_for_itself():
+    lengths = [[9, 1], [1, 9], [9, 2], [2, 1]]
+
+    assert parts_of(lengths, 22) == [[0, 2], [1, 3]]  # 2 x (9 + 2) each
+    assert parts_of(lengths, 53) == [[0, 2], [1, 3]]  # 3 x (9 + 9) would be too many
+    assert parts_of(lengths, 54) == [[0, 1, 2], [3]]
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -123,12 +151,34 @@ def test_pairs_stay_together_and_count_as_two_rows():
     mask = torch.tensor([[1] * n + [0] * (8 - n) for n in lengths])
     batch = {"input_ids": mask * torch.arange(1, 7)[:, None], "attention_mask": mask}
 
-    parts = split({**batch, "margin": torch.arange(3)}, 13, pairs=True)
+    parts = split({**batch, "margin": torch.arange(3)}, 13, kind=KINDS["DPOTrainer"])
 
     assert [p["margin"].tolist() for p in parts] == [[1], [0, 2]]
     assert [p["input_ids"][:, 0].tolist() for p in parts] == [[2, 5], [1, 3, 4, 6]]
     assert [tuple(p["input_ids"].shape) for p in parts] == [(2, 7), (4, 3)]
-    assert len(split({**batch, "margin": torch.arange(3)}, 11, pairs=True)) == 3
+    assert len(split({**batch, "margin": torch.arange(3)}, 11, kind=KINDS["DPOTrainer"])) == 3
+
+
+def test_what_was_sampled_is_cut_at_both_ends_and_its_numbers_stay():
+    prompt = torch.tensor([[0, 0, 1], [1, 1, 1], [0, 0, 1]])
+    completion = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 0, 0]])  # the last one: masked, truncated
+    batch = {
+        "prompt_ids": prompt * 5,
+        "prompt_mask": prompt,
+        "completion_ids": completion * 7,
+        "completion_mask": completion,
+        "advantages": torch.arange(3),
+        "num_items_in_batch": torch.tensor(4),
+    }
+
+    parts = split(batch, 8, kind=KINDS["GRPOTrainer"])
+
+    assert [p["advantages"].tolist() for p in parts] == [[1], [0, 2]]
+    # TRL takes one column for one number of each row, so there are two.
+    for name in ("prompt_ids", "completion_ids"):
+        assert [tuple(p[name].shape) for p in parts] == [(1, 3), (2, 2)]
+    assert parts[1]["completion_ids"].tolist() == [[7, 0], [0, 0]]
+    assert {int(p["num_items_in_batch"]) for p in parts} == {4}
 
 
 def test_batches_that_are_not_padded_rows_are_refused():
@@ -178,6 +228,16 @@ def test_steps_are_those_of_a_fixed_split_and_stay_within_the_budget(experiment)
     assert in_training[64] == in_training[None]
 
 
+def assert_like(split_up, whole):
+    """Rows of a log are those of unsplit batches, but for rounding and for what is a time."""
+    for mine, theirs in zip(split_up, whole, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            if any(name in key for name in ("time", "per_second")):
+                continue
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-4, abs=1e-5), key
+
+
 PAIRS = {
     "DPO": {"kind": RFDPOConfig},
     "ipo": {"kind": RFDPOConfig, "loss_type": ["ipo", "sigmoid"], "loss_weights": [0.5, 1.0]},
@@ -200,11 +260,7 @@ def test_steps_of_pairs_are_those_of_unsplit_batches_in_loss_and_all_metrics(exp
         shapes[tokens] = list(seen)
 
     assert len(found[64]) == 2 * 3  # two epochs of three steps: 8 + 8 + 4 pairs
-    timed = {"time", "wall_time"}
-    for split_up, whole in zip(found[64], found[None], strict=True):
-        assert split_up.keys() == whole.keys()
-        for key in split_up.keys() - timed:
-            assert split_up[key] == pytest.approx(whole[key], rel=1e-4, abs=1e-5), key
+    assert_like(found[64], found[None])
     assert max(rows * width for rows, width in shapes[64] if rows > 2) <= 64
     padded = {tokens: sum(r * w for r, w in found) for tokens, found in shapes.items()}
     assert padded[64] < 0.8 * padded[None]
@@ -228,6 +284,95 @@ def test_sliced_runs_of_pairs_in_parts_equal_their_plain_trl_scripts(experiment,
             assert_same(sliced(run), plain(run, folder), f"{kind.__name__} {run.id}")
 
 
+FURTHER = {
+    "kto": (RFKTOConfig, {"learning_rate": 3e-2}),
+    "apo": (RFKTOConfig, {"loss_type": "apo_zero_unpaired", "desirable_weight": 2.0}),
+    "ahead": (RFKTOConfig, {"learning_rate": 3e-2, "precompute_ref_log_probs": True}),
+    **{
+        loss: (RFGRPOConfig, {"loss_type": loss})
+        for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")
+    },
+    "sequence": (RFGRPOConfig, {"importance_sampling_level": "sequence", "num_iterations": 2}),
+    "old": (RFGRPOConfig, {"steps_per_generation": 4, "mask_truncated_completions": True}),
+    "RLOO": (RFRLOOConfig, {"num_iterations": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_steps_of_kto_and_of_what_was_sampled_are_those_of_unsplit_batches(experiment, name):
+    (kind, given), found, shapes = FURTHER[name], {}, {}
+    data = judged() if kind is RFKTOConfig else prompts()
+    for tokens in (None, 96):
+        seen.clear()
+        exp = experiment(f"exp-{tokens}")
+        one = config(tokens, 8, 2, {"ends": 12}, bf16=False, kind=kind, max_steps=3, **given)
+        evaluation = judged(4) if kind is RFKTOConfig else None
+        exp.run_fit(one, watched, data, evaluation, num_chunks=2, eval_budget=1.0, block=True)
+        run = exp.run(1)
+        assert run.status == "completed", run.trace
+        found[tokens] = [row for row in run.rows if "loss" in row or "eval_loss" in row]
+        shapes[tokens] = list(seen)
+
+    assert sum("loss" in row for row in found[96]) == 3
+    assert kind is not RFKTOConfig or any("eval_loss" in row for row in found[96])
+    assert_like(found[96], found[None])
+    assert name not in ("kto", "ahead") or max(row.get("kl", 0) for row in found[96]) > 0
+    assert max(rows * width for rows, width in shapes[96] if rows > 1) <= 96
+    padded = {tokens: sum(r * w for r, w in found) for tokens, found in shapes.items()}
+    assert padded[96] < 0.7 * padded[None]
+    assert len({sum(r for r, _ in found) for found in shapes.values()}) == 1
+
+
+def test_a_loss_beside_what_one_part_lacks_is_that_of_the_batch(experiment):
+    """Each part of KTO has answers of one kind only: the long ones are good, the short ones bad."""
+    found, data = {}, [{**row, "label": len(row["completion"]) > 60} for row in rows(16)]
+    for tokens in (None, 64):
+        exp = experiment(f"exp-{tokens}")
+        one = config(tokens, kind=RFKTOConfig, bf16=False)
+        exp.run_fit(one, watched, data, eval_rows=0, block=True)
+        found[tokens] = [row for row in exp.run(1).rows if "loss" in row]
+
+    assert any("rewards/margins" in row for row in found[64])
+    assert_like(found[64], found[None])
+
+
+def test_sliced_runs_of_what_was_sampled_equal_their_plain_trl_scripts(experiment, tmp_path):
+    ends = {"ends": 12}
+    groups = {
+        "GRPO": [
+            config(96, 8, 1, {**ends, "dropout": 0.1}, kind=RFGRPOConfig, num_iterations=2),
+            config(64, 4, 2, ends, {"lora_dropout": 0.1}, RFGRPOConfig, loss_type="bnpo"),
+        ],
+        "RLOO": [config(96, 8, 1, ends, kind=RFRLOOConfig, bf16=True, pad_to_multiple_of=8)],
+        "KTO": [config(64, kind=RFKTOConfig, model={"dropout": 0.1}, disable_dropout=False)],
+    }
+    beside = experiment("SFT")
+    beside.run_fit(config(64), watched, rows(), num_chunks=3, slice_steps=1)
+
+    for name, group in groups.items():
+        data = judged if name == "KTO" else prompts
+        experiment(name).run_fit(group, watched, data(), data(4), num_chunks=3, slice_steps=1)
+
+    for exp in (beside, *map(experiment, groups)):
+        exp.wait()
+        for run in exp.runs:
+            assert run.status == "completed", run.trace
+            assert run.exact
+            assert_same(sliced(run), plain(run, tmp_path / f"{exp.name}-{run.id}"), exp.name)
+
+
+def test_runs_of_unlike_budgets_sample_together(experiment, same_bits, tmp_path):
+    exp = experiment()
+    group = [config(tokens, kind=RFGRPOConfig, bf16=False) for tokens in (128, 256)]
+
+    exp.run_fit(group, tiny.create_model, prompts(), num_chunks=2, eval_rows=0, block=True)
+
+    assert exp._fit.executor.generations.taken > 0
+    for run in exp.runs:
+        assert run.exact
+        assert_same(sliced(run), plain(run, tmp_path / str(run.id)), f"run {run.id}")
+
+
 def test_where_memory_runs_out_the_budget_is_halved(experiment):
     exp = experiment()
 
@@ -241,6 +386,17 @@ def test_where_memory_runs_out_the_budget_is_halved(experiment):
     halved = (largest // 2, largest // 4)
     assert budgets == [{"training_args.max_tokens_per_batch": n} for n in halved]
     assert run.config["training_args.per_device_train_batch_size"] == 8
+
+
+def test_where_memory_runs_out_on_what_was_sampled_as_much_is_sampled_as_before(experiment):
+    exp, one = experiment(), config(512, model={"most": 128, "ends": 12}, kind=RFGRPOConfig)
+
+    exp.run_fit(one, watched, prompts(), num_chunks=2, block=True)
+
+    run = exp.run(1)
+    assert run.status == "completed", run.trace
+    changes = [e.data["changes"] for e in exp.events if e.kind == "run_adjusted"]
+    assert changes and all(list(one) == ["training_args.max_tokens_per_batch"] for one in changes)
 
 
 def test_memory_lowers_a_budget_to_what_fits_and_never_below_the_least():
@@ -334,10 +490,9 @@ def test_what_leaves_no_padding_and_other_trainers_are_refused_in_the_cell():
         RFGridSearch(config(64, padding_free=True), "SFT").runs()
     with pytest.raises(ConfigError, match="max_tokens_per_batch must be >= 1, got 0"):
         RFSFTConfig(max_tokens_per_batch=0)
-    there = "RFSFTConfig, RFDPOConfig, RFRewardConfig: KTO's loss compares each row"
-    for kind in (RFKTOConfig, RFGRPOConfig):
-        with pytest.raises(ConfigError, match=there):
-            kind(max_tokens_per_batch=64)
+    there = "RFKTOConfig, RFRewardConfig: of other trainers it is not known"
+    with pytest.raises(ConfigError, match=there):
+        RFDistillationConfig(max_tokens_per_batch=64)
 
 
 @pytest.mark.parametrize("loss, why", [("sft", "is a mean over tokens"), ("aot", "sorts a batch")])
@@ -345,3 +500,17 @@ def test_losses_that_are_no_mean_over_pairs_are_refused_in_the_cell(loss, why):
     with pytest.raises(ConfigError, match=f"got loss_type='{loss}', which {why}"):
         RFGridSearch(config(64, kind=RFDPOConfig, loss_type=["sigmoid", loss]), "DPO").runs()
     RFGridSearch(config(kind=RFDPOConfig, loss_type=loss), "DPO").runs()
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2, which ranks the tokens"),
+        ({"entropy_coef": 0.1}, "entropy_coef=0.1, which is on a mean over the tokens"),
+        ({"use_adaptive_entropy": True}, "use_adaptive_entropy=True, which looks at the entropy"),
+    ],
+)
+def test_what_looks_at_a_whole_micro_batch_is_refused_in_the_cell(given, why):
+    with pytest.raises(ConfigError, match=why):
+        RFGridSearch(config(64, kind=RFGRPOConfig, **given), "GRPO").runs()
+    RFGridSearch(config(kind=RFGRPOConfig, **given), "GRPO").runs()

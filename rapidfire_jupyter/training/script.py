@@ -152,8 +152,7 @@ def plain_trl(
             ).strip()
         )
     if max_tokens is not None:
-        pairs = ", pairs=True" if config.trainer.pairs else ""
-        body.append(f"compute_in_parts(trainer, {max_tokens}{pairs})")
+        body.append(f"compute_in_parts(trainer, {max_tokens})")
     body += ["trainer.train()", 'trainer.save_model("plain_trl/final")', "trainer.save_state()"]
     head = [
         f'"""Plain TRL: {config.trainer.name} run as experiment {folder.name!r} trains it."""',

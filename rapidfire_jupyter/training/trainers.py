@@ -265,7 +265,7 @@ def build_trainer(
     rewards.guard(trainer)
     max_tokens = token_budget(config)
     if max_tokens is not None:
-        compute_in_parts(trainer, max_tokens, config.trainer.pairs)
+        compute_in_parts(trainer, max_tokens)
     streams.take_own(trainer)
     overrides.take_own(trainer)
     return trainer, prepared.take_row_numbers(trainer, data.plan.rows)
