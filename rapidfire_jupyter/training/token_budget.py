@@ -105,13 +105,6 @@ _EXTREMES = {
     "clip_ratio/low_min": min,
     "clip_ratio/high_max": max,
 }
-# Of GRPO: means over tokens or over rows, as its ratios of probabilities are.
-_OF_RATIOS = (
-    "clip_ratio/low_mean",
-    "clip_ratio/high_mean",
-    "clip_ratio/region_mean",
-    "cispo_clip_ratio",
-)
 
 
 def parts_of(
@@ -295,7 +288,7 @@ def _merge(trainer: Any, kind: Kind, parts: Sequence[Part], before: Mapping[str,
     by_token = getattr(trainer, "importance_sampling_level", "") == "token"
     for name, values in metrics.items():
         over = kind.metrics.get(name, kind.metric)
-        if by_token and name in _OF_RATIOS:
+        if by_token and "clip_ratio" in name:  # of GRPO; else each row has one ratio
             over = _sampled
         if over not in sizes:
             sizes[over] = [over(part) for part in parts]
