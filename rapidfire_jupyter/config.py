@@ -271,6 +271,11 @@ def _check_token_budget(model: RFModelConfig) -> None:
                 f"{asked} cuts batches of padded rows, got {name}=True, which leaves no padding; "
                 "drop one"
             )
+    optim = str(getattr(args.optim, "value", args.optim))
+    if "lomo" in optim or "layerwise" in optim:
+        raise ConfigError(
+            f"{asked} adds up gradients of parts, got optim={optim!r}, which keeps none; drop one"
+        )
     for name, (plain, why) in _OF_MICRO_BATCHES.items():
         if (value := getattr(args, name, plain)) != plain:
             raise ConfigError(

@@ -488,6 +488,8 @@ def test_what_leaves_no_padding_and_other_trainers_are_refused_in_the_cell():
         RFGridSearch(config(64, packing=True), "SFT").runs()
     with pytest.raises(ConfigError, match="padding_free=True, which leaves no padding"):
         RFGridSearch(config(64, padding_free=True), "SFT").runs()
+    with pytest.raises(ConfigError, match="got optim='lomo', which keeps none; drop one"):
+        RFGridSearch(config(64, optim="lomo"), "SFT").runs()
     with pytest.raises(ConfigError, match="max_tokens_per_batch must be >= 1, got 0"):
         RFSFTConfig(max_tokens_per_batch=0)
     there = "RFKTOConfig, RFRewardConfig: of other trainers it is not known"
