@@ -196,7 +196,10 @@ class RFConfig(Recorded):
                     "RFConfig takes a config class and its arguments, got "
                     f"{short(config_class)}; write RFConfig(ORPOConfig, beta=0.1)"
                 )
-            return super().__new__(wrapper_of(config_class))
+            wrapper = wrapper_of(config_class)
+            if not issubclass(wrapper, cls):  # Python initialises instances of the class asked for
+                return wrapper(**given)
+            return super().__new__(wrapper)
         return super().__new__(cls)
 
     def __init__(self, config_class: Any = None, /, **given: object) -> None:

@@ -57,6 +57,7 @@ TRAINERS: dict[str, TrainerType] = {
 
 # Layouts of the experimental trainers that are no subclass of one of the seven.
 _ROWS = {"ORPO": "DPO", "CPO": "DPO", "TPO": None, "GKD": "GKD", "OnlineDPO": "GRPO"}
+_ORDERING = ("_get_train_sampler", "train")  # who begins training may leave rows out, as A2PO does
 _GENERATING = ("_generate", "_generate_single_turn")
 _GONE = {
     "PPO": "TRL has no PPO any more; RLOO and GRPO take its place",
@@ -122,7 +123,7 @@ def _facts_of(cls: type) -> TrainerType:
         name,
         base.rows if base else _ROWS.get(nearest or ""),
         generates=generates,
-        own_order=any("_get_train_sampler" in vars(one) for one in own),
+        own_order=any(name in vars(one) for one in own for name in _ORDERING),
         rewarded=base is not None and base.rewarded,
         pairs=base is not None and base.pairs,
         batch_prepared=base is None or base.batch_prepared,

@@ -11,6 +11,7 @@ import pytest
 
 # They train, open a kernel or a browser: too long for `make test-fast`.
 TRAINING = {
+    "attributes",
     "changed_bases",
     "checkpoints",
     "deciding",

@@ -4,7 +4,7 @@ import pytest
 import tiny
 import torch
 
-from rapidfire_jupyter import RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter import RFDPOConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.training.estimates import (
     Largest,
     Shape,
@@ -115,6 +115,21 @@ def test_a_run_tells_what_it_takes_and_keeps_it_over_a_restart(experiment):
     exp.resume(1, num_train_epochs=2).wait(60)
     exp.wait(60)
     assert exp.run(1).memory.activations // 1000 == first.activations // 1000
+
+
+def test_a_base_that_is_the_reference_of_a_run_that_trains_all_weights_counts(experiment):
+    exp = experiment()
+    args = RFDPOConfig(per_device_train_batch_size=2, max_steps=1)
+    exp.run_fit(
+        RFModelConfig("tiny", training_args=args),
+        tiny.create_model,
+        tiny.dpo_rows(4),
+        num_chunks=1,
+        block=True,
+    )
+
+    told = exp.run(1).memory
+    assert told.base == told.weights == size_of(tiny.model().parameters())
 
 
 held = {}  # by seed: bytes that are there when a step has been taken

@@ -29,6 +29,7 @@ from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.isolation import cells
 from rapidfire_jupyter.training import (
     adapters,
+    attributes,
     checkpoints,
     estimates,
     gauge,
@@ -129,6 +130,7 @@ class Coroutine:
         self._save_wanted = False
         self._mark: rollback.Mark | None = None  # where weights and optimizer still are
         self._may_mark = False
+        self._attributes: dict[str, Any] = {}  # plain ones, of a trainer given as a class, at first
         self._epoch_closing = False
         self._in_evaluation = False
         self._replies: Any = None  # Replies, once there is a trainer
@@ -253,7 +255,7 @@ class Coroutine:
             self._gauge.sample()
         aligned = step % self._schedule.multiple == 0
         if aligned and self._may_mark:
-            self._mark = rollback.mark(trainer, self._rows)
+            self._mark = rollback.mark(trainer, self._rows, self._is_known())
         if self._seat is not None and aligned and not ending:
             self._seat.at(step)
         deadline = self._advance.deadline
@@ -307,6 +309,8 @@ class Coroutine:
                 *estimates.micro_batch(task.config),
             ],
         }
+        if not self._is_known():
+            facts["attributes"] = attributes.moved(trainer, self._attributes)
         if self._place is not None:
             facts["stream"] = self._place.at(self._step(), self._schedule.rows_per_step)
         try:
@@ -407,7 +411,7 @@ class Coroutine:
         trainer = self._trainer
         with estimates.measuring(trainer.model, skip=trainer.args.torch_compile) as found:
             try:
-                draws = watching.rehearse(trainer)
+                draws = watching.rehearse(trainer, self._is_known())
             finally:
                 self._largest = found.largest
         return Rehearsal(draws, *estimates.activations(trainer, found), found.largest)
@@ -467,6 +471,10 @@ class Coroutine:
         self._start = made.step
         return made.notes
 
+    def _is_known(self) -> bool:
+        """Whether the trainer is one of those by name, of which all is known that it keeps."""
+        return self._task is None or self._task.config.trainer.cls is None
+
     def _step(self) -> int:
         return int(self._trainer.state.global_step) if self._begun else self._start
 
@@ -517,7 +525,7 @@ class Coroutine:
             except Exception as error:
                 if may_leave and self._may_mark and memory.exhausted(error) == "evaluation":
                     self._in_evaluation = True  # it will be done again, from a checkpoint
-                    self._mark = rollback.mark(self._trainer, self._rows, streams)
+                    self._mark = rollback.mark(self._trainer, self._rows, self._is_known(), streams)
                 raise
         closing, self._epoch_closing = self._epoch_closing, False
         if closing == self._step_closes_epoch():  # of an epoch's last step, after on_epoch_end only
@@ -603,12 +611,15 @@ class Coroutine:
         self._begun = True
         self._gauge = gauge.Gauge(trainer)
         self._may_mark = rollback.can_mark(trainer)
+        if not self._is_known():
+            self._attributes = attributes.plain(trainer)
         state, extra = trainer.state, self._extra
         if not extra:
             if self._advance.until <= 0:
                 self._hand_over(Parked(0))
             return
         checkpoints.restore_extra(trainer, extra)
+        attributes.give(trainer, extra.get("attributes", {}))
         if state.best_global_step:
             path = Path(self._best_path(state.best_global_step))
             state.best_model_checkpoint = str(path) if path.is_dir() else None

@@ -139,7 +139,7 @@ def companions(trainer: Any) -> list[nn.Module]:
 def footprint(trainer: Any, base: nn.Module) -> Footprint:
     """What a built trainer takes for sure, without activations. Any: a TRL trainer."""
     shared, own, trained = weights_of(trainer.model, base)
-    known = {id(p) for p in (*trainer.model.parameters(), *base.parameters())}
+    known = {id(p) for p in trainer.model.parameters()}
     for model in companions(trainer):
         fresh = {id(p): p.numel() * p.element_size() for p in model.parameters()}
         shared += sum(size for key, size in fresh.items() if key not in known)

@@ -396,7 +396,7 @@ def _check_fresh(model: Any) -> None:
 def _tensor_print(tensor: torch.Tensor) -> tuple[Any, ...]:
     flat = tensor.detach().reshape(-1)
     stride = max(1, flat.numel() // 1024)
-    sample = flat[::stride]
+    sample = flat[::stride].cpu()  # MPS knows no float64
     total = float(sample.double().sum()) if sample.is_floating_point() else int(sample.long().sum())
     return (tensor.requires_grad, tensor.dtype, str(tensor.device), total)
 

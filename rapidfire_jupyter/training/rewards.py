@@ -66,10 +66,10 @@ def guard(trainer: Any) -> None:
         return
 
     def calculate(*args: Any, **kwargs: Any) -> Any:
-        rewards = original(*args, **kwargs)  # (rows, functions)
-        empty = torch.isnan(rewards).all(dim=1)
+        rewards = original(*args, **kwargs)  # (rows, functions); A2PO's are summed: (rows,)
+        empty = torch.isnan(rewards).reshape(len(rewards), -1).all(dim=1)
         if bool(empty.any()):
-            names = ", ".join(trainer.reward_func_names)
+            names = ", ".join(map(reward_name, trainer.reward_funcs))
             raise RapidFireError(
                 f"no reward for {int(empty.sum())} of {len(empty)} completions: {names} gave None; "
                 "at least one reward function must give a number for each"

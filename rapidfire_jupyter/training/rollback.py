@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from rapidfire_jupyter.training import attributes
 from rapidfire_jupyter.training.checkpoints import EXTRA_FIELDS, RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state
 
@@ -58,22 +59,26 @@ def can_mark(trainer: Any) -> bool:
     )
 
 
-def mark(trainer: Any, rows: int, streams: dict[str, Any] | None = None) -> Mark:
+def mark(
+    trainer: Any, rows: int, known: bool = True, streams: dict[str, Any] | None = None
+) -> Mark:
     """Remember where a trainer is at a boundary.
 
     Args:
         rows: Rows that it has logged.
+        known: Its class is one of those by name; of others all plain attributes are remembered.
         streams: The random streams there; None takes those of now.
     """
     state = trainer.state
     names = (*EXTRA_FIELDS, *RUNNING_METRICS)
+    fields = {} if known else attributes.plain(trainer)
     return Mark(
         state.global_step,
         rows,
         len(state.log_history),
         state.num_input_tokens_seen,
         rng_state() if streams is None else streams,
-        {name: _copied(getattr(trainer, name)) for name in names if hasattr(trainer, name)},
+        {**fields, **{n: _copied(getattr(trainer, n)) for n in names if hasattr(trainer, n)}},
         trainer._tr_loss.clone(),
         copy.copy(trainer.control),
     )

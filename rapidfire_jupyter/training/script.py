@@ -134,6 +134,7 @@ def plain_trl(
         '    output_dir="plain_trl",',
         *[f"    {k}={writer.value(v, k)}," for k, v in values.items()],
         ")",
+        *_adapter_lines(writer, trainer_class, config),
         f"trainer = {trainer_class.__name__}(",
         "    model=model,",
         "    args=args,",
@@ -253,14 +254,9 @@ def _model_call(writer: Writer, create_model: Callable[..., Any], config: RunCon
 def _keywords(writer: Writer, config: RunConfig) -> dict[str, str]:
     model = config.model
     keywords = {k: writer.value(v, k) for k, v in (model.trainer_kwargs or {}).items()}
-    if model.peft_config is not None:
-        given = getattr(model.peft_config, "given", None)
-        target = getattr(model.peft_config, "target", ("peft", type(model.peft_config).__name__))
-        writer.need(f"from {target[0]} import {target[1]}")
-        values = given if given is not None else _peft_given(model.peft_config)
-        inner = ", ".join(f"{k}={writer.value(v, k)}" for k, v in values.items())
-        keywords["peft_config"] = f"{target[1]}({inner})"
     takes = trainers.keywords_of(trainers.trainer_classes(config)[0])
+    if model.peft_config is not None and "peft_config" in takes:
+        keywords["peft_config"] = _adapter(writer, config)
     if "reward_funcs" in takes and model.reward_funcs is not None:
         keywords["reward_funcs"] = _rewards(writer, model.reward_funcs)
     if "compute_metrics" in takes and model.compute_metrics is not None:
@@ -270,6 +266,24 @@ def _keywords(writer: Writer, config: RunConfig) -> dict[str, str]:
     if model.callbacks:
         keywords["callbacks"] = f"[{', '.join(writer.callback(c) for c in model.callbacks)}]"
     return keywords
+
+
+def _adapter_lines(writer: Writer, trainer_class: Any, config: RunConfig) -> list[str]:
+    """The adapter around the model, where the trainer does not put it there."""
+    known = trainers.keywords_of(trainer_class)
+    if config.model.peft_config is None or "peft_config" in known:
+        return []
+    writer.need("from peft import get_peft_model")
+    return ["set_seed(args.seed)", f"model = get_peft_model(model, {_adapter(writer, config)})"]
+
+
+def _adapter(writer: Writer, config: RunConfig) -> str:
+    adapter = config.model.peft_config
+    given = getattr(adapter, "given", None)
+    target = getattr(adapter, "target", ("peft", type(adapter).__name__))
+    writer.need(f"from {target[0]} import {target[1]}")
+    values = given if given is not None else _peft_given(adapter)
+    return f"{target[1]}({', '.join(f'{k}={writer.value(v, k)}' for k, v in values.items())})"
 
 
 def _rewards(writer: Writer, given: Any) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import get_peft_model
 from torch.utils.data import Sampler
+from transformers import set_seed
 
 from rapidfire_jupyter import mixture
 from rapidfire_jupyter.arguments import OURS
@@ -249,6 +251,12 @@ def build_trainer(
         keywords["compute_metrics"] = compute_metrics
     if "data_collator" in takes and config.model.data_collator is not None:
         keywords["data_collator"] = copy.deepcopy(config.model.data_collator)
+    adapter = peft_object(config)
+    if "peft_config" in takes:
+        keywords["peft_config"] = adapter
+    elif adapter is not None:
+        set_seed(args.seed)  # as TRL's trainers do before they put one on
+        model = get_peft_model(model, adapter)
     if prepared.may_be_numbered(config, train):
         train = prepared.numbered(train, args, kept)
     with references_loaded_once(config, args, base, frozen):
@@ -259,7 +267,6 @@ def build_trainer(
             eval_dataset=evaluation,
             processing_class=tokenizer,
             callbacks=run_callbacks(config),
-            peft_config=peft_object(config),
             **keywords,
         )
     rewards.guard(trainer)

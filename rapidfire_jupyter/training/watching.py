@@ -1,7 +1,7 @@
 """Looking at a trainer without changing it: rehearsal, chunk evaluation, and a forward for checks.
 
 Everything that a step or an evaluation leaves behind in a trainer, besides weights, is put back:
-random streams, running metrics, counters, flags, and the loaders that accelerate has registered.
+random streams, attributes of any name, flags, and the loaders that accelerate has registered.
 """
 
 import copy
@@ -12,28 +12,16 @@ from itertools import groupby, islice
 from typing import Any
 
 from rapidfire_jupyter.errors import DataError
-from rapidfire_jupyter.training import row_losses
-from rapidfire_jupyter.training.checkpoints import RUNNING_METRICS
+from rapidfire_jupyter.training import attributes, memory, row_losses
 from rapidfire_jupyter.training.context import rng_state, set_rng_state, stream_moved
 from rapidfire_jupyter.training.metrics import named, of_all_tasks, with_perplexity
-
-_COUNTERS = (
-    *RUNNING_METRICS,
-    "_total_train_tokens",
-    "_step",
-    "_buffered_inputs",
-    "_logs",
-    "_current_train_step_time",
-    "current_flos",
-    "current_gradient_accumulation_steps",
-)
 
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
     """Put a trainer and the random streams back to where they were, also after an exception."""
     streams = rng_state()
-    counters = {n: _copied(n, getattr(trainer, n)) for n in _COUNTERS if hasattr(trainer, n)}
+    before, copies = dict(vars(trainer)), attributes.plain(trainer)
     gradient_state = trainer.accelerator.gradient_state
     loaders = list(gradient_state.dataloader_references)
     sync = gradient_state.sync_gradients
@@ -43,16 +31,12 @@ def untouched(trainer: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        trainer.callback_handler, trainer.control = handler, control
+        attributes.put_back(trainer, before, copies)
+        trainer.control = control
         handler.eval_dataloader, trainer.state.num_input_tokens_seen = eval_loader, tokens
         trainer.model.train(training)
         gradient_state.dataloader_references = loaders
         gradient_state._set_sync_gradients(sync)
-        for name in _COUNTERS:
-            if name in counters:
-                setattr(trainer, name, counters[name])
-            else:
-                trainer.__dict__.pop(name, None)
         set_rng_state(streams)
 
 
@@ -64,10 +48,14 @@ class Draws:
     step: bool
 
 
-def rehearse(trainer: Any) -> Draws:
+def rehearse(trainer: Any, known: bool = True) -> Draws:
     """One forward and backward on the longest batch, without an optimizer step.
 
     Shape, memory and collator errors come here, before anything is trained. Any: a TRL trainer.
+
+    Args:
+        known: Its class is one of those by name. Others may need what their callbacks make when
+            training begins (SDPO's teacher), so what fails here may do well then.
     """
     with untouched(trainer):
         start = rng_state()
@@ -77,9 +65,15 @@ def rehearse(trainer: Any) -> Draws:
         fetched = rng_state()
         trainer.current_gradient_accumulation_steps = 1
         _checkpoint_layers(trainer)
-        trainer.training_step(trainer.model_wrapped, batches[0], items)
+        failed = False
+        try:
+            trainer.training_step(trainer.model_wrapped, batches[0], items)
+        except Exception as error:
+            if known or memory.exhausted(error):
+                raise
+            failed = True
         noise = getattr(trainer, "neftune_noise_alpha", None)  # added from the first step on
-        from_step = stream_moved(fetched) or bool(noise)
+        from_step = failed or stream_moved(fetched) or bool(noise)
         trainer.model.zero_grad(set_to_none=True)
     return Draws(from_batch and not hasattr(trainer, "_buffered_inputs"), from_step)
 
@@ -266,7 +260,3 @@ def _longest_batch(trainer: Any) -> Any:
             lengths = [n + len(v) for n, v in zip(lengths, rows[column], strict=True)]
     longest = sorted(range(len(rows)), key=lambda i: -lengths[i])[:size]
     return trainer.data_collator([rows[i] for i in sorted(longest)])
-
-
-def _copied(name: str, value: Any) -> Any:
-    return copy.deepcopy(value) if name in (*RUNNING_METRICS, "_logs") else value
