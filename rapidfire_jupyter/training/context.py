@@ -107,14 +107,22 @@ class RunContext:
 
 
 def rng_state() -> dict[str, Any]:
-    """States of the process's random generators: python, numpy, torch, and CUDA if it is in use."""
-    state: dict[str, Any] = {
+    """States of the process's random generators: python, numpy, torch, and those of its devices."""
+    return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
+        **device_streams(),
     }
+
+
+def device_streams() -> dict[str, Any]:
+    """States of the generators of CUDA, if it is in use, and of MPS."""
+    state: dict[str, Any] = {}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     return state
 
 
@@ -125,6 +133,19 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+def unsaved_streams() -> dict[str, list[int]]:
+    """States of generators that Hugging Face's checkpoints lack, for JSON to hold: that of MPS."""
+    return {name: state.tolist() for name, state in device_streams().items() if name == "mps"}
+
+
+def set_unsaved_streams(kept: dict[str, list[int]]) -> None:
+    """Put back what `unsaved_streams` gave, where there is such a device."""
+    if "mps" in kept and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(torch.tensor(kept["mps"], dtype=torch.uint8))
 
 
 def stream_moved(before: dict[str, Any]) -> bool:

@@ -42,7 +42,13 @@ from rapidfire_jupyter.training import (
     warm,
     watching,
 )
-from rapidfire_jupyter.training.context import RunContext, rng_state, set_rng_state
+from rapidfire_jupyter.training.context import (
+    RunContext,
+    rng_state,
+    set_rng_state,
+    set_unsaved_streams,
+    unsaved_streams,
+)
 from rapidfire_jupyter.training.failures import failure, is_of_disk
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
@@ -302,6 +308,7 @@ class Coroutine:
             "steps_per_epoch": self._schedule.steps_per_epoch,
             "rows_per_step": self._schedule.rows_per_step,
             "redo_evaluation": self._in_evaluation,
+            "streams": unsaved_streams(),
             "largest": [self._largest.rows, self._largest.tokens],
             "activations": [
                 self._needs.activations,
@@ -582,6 +589,7 @@ class Coroutine:
         assert self._resume is not None
         trainer = self._trainer
         self._load_rng_state(str(self._resume))
+        set_unsaved_streams(self._extra.get("streams", {}))
         self._step_done(
             trainer._tr_loss, None, trainer.model, None, trainer.state.epoch, None, time.time()
         )
@@ -594,6 +602,7 @@ class Coroutine:
             self._streams_after_redo = None
         else:
             self._load_rng_state(checkpoint)
+            set_unsaved_streams(self._extra.get("streams", {}))
 
     def _on_save_point(self, model: Any, trial: Any) -> None:
         """The user's save strategy asks for a checkpoint: it is taken at the boundary."""

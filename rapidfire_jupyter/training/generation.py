@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rapidfire_jupyter.data.questions import Question
+from rapidfire_jupyter.training import memory
 
 PROBED_TOKENS = 4
 Between = Callable[[], None]  # called after each token; may raise to leave
@@ -192,8 +193,7 @@ def _generate(model: Any, config: Any, prompts: Sequence[list[int]], between: Be
             )  # (B, T + new)
     except torch.OutOfMemoryError:
         pass
-    if torch.cuda.is_available():  # out of the except block: it holds the failed step's tensors
-        torch.cuda.empty_cache()
+    memory.ease(ran_out=True)  # out of the except block: it holds the failed step's tensors
     return None
 
 

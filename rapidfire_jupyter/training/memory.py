@@ -45,11 +45,20 @@ def ease(ran_out: bool) -> None:
     if ran_out:
         gc.collect()
         give_back()
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return
-    free, total = torch.cuda.mem_get_info()
-    if ran_out or free < _SCARCE * total:
-        torch.cuda.empty_cache()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        free, total = torch.cuda.mem_get_info()
+        if ran_out or free < _SCARCE * total:
+            torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        total = torch.mps.recommended_max_memory()
+        if ran_out or total - torch.mps.driver_allocated_memory() < _SCARCE * total:
+            torch.mps.empty_cache()
+
+
+def takes_activations() -> bool:
+    """Whether activations can go to host memory meanwhile: TRL needs a stream, which MPS lacks."""
+    device = torch.accelerator.current_accelerator()
+    return device is not None and hasattr(torch.get_device_module(device), "Stream")
 
 
 def exhausted(error: BaseException) -> Phase:

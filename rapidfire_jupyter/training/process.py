@@ -95,7 +95,7 @@ _SETTERS: tuple[tuple[str, ModuleType, str], ...] = (
     ("torch", torch.random, "seed"),
     ("torch", torch.random, "set_rng_state"),
 )
-_KEYS = {"python": ("python",), "numpy": ("numpy",), "torch": ("torch", "cuda")}
+_KEYS = {"python": ("python",), "numpy": ("numpy",), "torch": ("torch", "cuda", "mps")}
 
 
 def _install_setters() -> None:

@@ -17,6 +17,7 @@ import torch
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import mixed
+from rapidfire_jupyter.training.context import rng_state, stream_moved
 from rapidfire_jupyter.training.frozen import base_is_reference
 from rapidfire_jupyter.training.models import Base, private_names
 
@@ -99,9 +100,9 @@ class References:
             if key in self._kept:
                 self.reused += 1
                 return self._kept[key]
-            before = _streams()
+            before = rng_state()
             output = original(**inputs)
-            if all(map(torch.equal, before, _streams())):  # else dropout made it this run's own
+            if not stream_moved(before):  # else dropout made it this run's own
                 self._keep(
                     key, type(output)(**{name: output[name] for name in used if name in output})
                 )
@@ -130,11 +131,6 @@ def _adapter_layer(model: Any) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return next((m for m in model.modules() if isinstance(m, BaseTunerLayer)), None)
-
-
-def _streams() -> list[torch.Tensor]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *cuda]
 
 
 def _may_share(config: RunConfig, base: Base, peft_config: Any) -> bool:

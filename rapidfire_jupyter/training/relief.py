@@ -21,6 +21,7 @@ import torch
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.training import memory
 from rapidfire_jupyter.training.estimates import UNKNOWN, Largest
 from rapidfire_jupyter.training.memory import Phase
 
@@ -78,7 +79,7 @@ def means(by_name: bool, fresh: bool, largest: Largest = UNKNOWN) -> Means:
     """The means there are here."""
     found = importlib.util.find_spec("bitsandbytes") is not None
     cuda = torch.cuda.is_available()
-    return Means(found, torch.accelerator.is_available(), cuda, by_name, fresh, largest)
+    return Means(found, memory.takes_activations(), cuda, by_name, fresh, largest)
 
 
 def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Relief | None:

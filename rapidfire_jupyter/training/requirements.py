@@ -16,7 +16,7 @@ from torch import nn
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
-from rapidfire_jupyter.training import budget, models
+from rapidfire_jupyter.training import budget, memory, models
 from rapidfire_jupyter.training.estimates import optimizer_bytes
 
 # The first that is found in an optimizer's name: its module, and how pip calls it.
@@ -55,9 +55,10 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
         _need("use_liger_kernel=True", "liger_kernel", "liger-kernel", "leave it out")
     if values.get("use_vllm"):
         _need("use_vllm=True", "vllm", "vllm", "leave it out: transformers generates then")
-    if values.get("activation_offloading") and not torch.accelerator.is_available():
+    if values.get("activation_offloading") and not memory.takes_activations():
+        found = torch.accelerator.current_accelerator() or "none"
         raise ConfigError(
-            "activation_offloading=True takes activations from a GPU, found none; use "
+            f"activation_offloading=True takes activations from a GPU, found {found}; use "
             "gradient_checkpointing=True"
         )
     cache = str(values.get("cache_implementation") or "")
