@@ -3,17 +3,23 @@
 Any: data sets as `run_fit` takes them, chunk plans.
 """
 
+import json
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data import tasks
-from rapidfire_jupyter.data.balance import Balance, Strategy, balanced
+from rapidfire_jupyter.data.balance import Balance, Strategy, balanced, measure
 from rapidfire_jupyter.data.plan import ChunkPlan, make_plan
-from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.errors import ConfigError, OpError
 from rapidfire_jupyter.request import Request
 from rapidfire_jupyter.training import trainers
+
+if TYPE_CHECKING:
+    from rapidfire_jupyter.experiment import Experiment
+
+FILE = "chunks.json"  # in the experiment folder: how alike the chunks are
 
 
 def plan(
@@ -95,6 +101,22 @@ def uneven(chunks: Balance | None) -> list[str]:
         f"data: chunks {numbers} differ from the whole by more than chance (see exp.chunks()); "
         'strategy="stratified" evens them out'
     ]
+
+
+def known(exp: "Experiment", tokenizer: Any) -> Balance:
+    """See `Experiment.chunks`."""
+    file = exp.folder / FILE
+    if not file.exists():
+        raise OpError(
+            "chunks are measured when run_fit begins, on data that is no stream and no mixture"
+        )
+    if tokenizer is None:
+        return Balance.of(json.loads(file.read_text(encoding="utf-8")))
+    fit = exp._fit or exp._ended
+    if fit is None:
+        raise OpError("tokens are counted in the data: run the cell with run_fit first")
+    data = fit.executor.data
+    return measure(data.train, data.plan, (exp.state.fit or {}).get("stratify"), tokenizer)
 
 
 def _rows_per_step(config: RunConfig) -> int:

@@ -4,20 +4,17 @@
 and hands the training to the process's engine. Nothing here waits for training unless asked to.
 """
 
-import contextlib
 import inspect
-import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rapidfire_jupyter import folders, front_ends, showing, state, storage
+from rapidfire_jupyter import folders, front_ends, op_args, showing, storage, waiting
 from rapidfire_jupyter.arguments import closest
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
-from rapidfire_jupyter.events import Event, EventLog
-from rapidfire_jupyter.mixture import TASKS, shares
+from rapidfire_jupyter.events import Event
+from rapidfire_jupyter.opened import Opened
 from rapidfire_jupyter.ops import Op, OpHandle
 from rapidfire_jupyter.runs import RunTable, RunView
 from rapidfire_jupyter.state import ACTIVE, State
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from rapidfire_jupyter import analyses
+    from rapidfire_jupyter.config import RunConfig
     from rapidfire_jupyter.data.balance import Balance
     from rapidfire_jupyter.fit import Fit
     from rapidfire_jupyter.ranking import At
@@ -60,7 +58,7 @@ class Experiment:
         folder = folders.experiment_folder(root, name).resolve()
         with _open_lock:
             known = _open.get(folder)
-            if known is not None and known._is_on_disk():
+            if known is not None and known._opened.is_on_disk():
                 known._take_over()
                 return known
             if known is not None:  # its folder was deleted
@@ -72,51 +70,26 @@ class Experiment:
         return made
 
     def _start(self, name: str, folder: Path) -> None:
-        folders.make(folder)
         self.name, self.folder = name, folder
-        self._lock = folders.Lock(folder)
+        self._opened = Opened(folder)
         self._fit: Fit | None = None
         self._ended: Fit | None = None  # its functions still load models
         self._asked: list[OpHandle] = []
         self._panel: Panel | None = None
         self._shown_in: int | None = None  # number of the cell that run_fit showed the panel under
         self._fitting = threading.Lock()  # one run_fit at a time
-        self._open_log(self._lock.acquire())
-
-    def _open_log(self, owned: bool) -> None:
-        try:
-            self._log = EventLog(self.folder / "events.jsonl", read_only=not owned)
-        except BaseException:
-            self._lock.release()
-            raise
-        self.read_only = not owned
-        self._state = State()
-        for event in self._log.events:
-            self._state = state.apply(self._state, event)
-        self._log.subscribe(self._follow)
 
     def _take_over(self) -> None:
-        """Own the folder if the kernel that owned it has gone."""
-        if self.read_only and self._fit is None and self._lock.acquire():
-            self._open_log(True)
+        if self._opened.take_over():
             self._panel = None  # it shows the log as it was
 
-    def _is_on_disk(self) -> bool:
-        return self._log.is_on_disk()
-
     def _abandon(self) -> None:
-        """Forget an experiment whose folder was deleted; nothing of it can be kept."""
         from rapidfire_jupyter import fitting
 
         if self._fit is not None:
             self._fit.halted = f"the folder of experiment {self.name!r} was deleted"
             fitting.end(self._fit)
-        with contextlib.suppress(OSError):
-            self._log.close()
-        self._lock.release()
-
-    def _follow(self, event: Event) -> None:
-        self._state = state.apply(self._state, event)
+        self._opened.abandon()
 
     # ---- training ----
 
@@ -227,22 +200,9 @@ class Experiment:
             num_chunks = num_shards
         if num_chunks is None and chunk_size is None:
             num_chunks = 8
-        if not self._is_on_disk():
-            raise ExperimentError(
-                f"the folder of experiment {self.name!r} was deleted; make it again: "
-                f"exp = Experiment({self.name!r})"
-            )
-        self._take_over()
-        if self.read_only:
-            raise ExperimentError(
-                f"experiment {self.name!r} is open in another kernel (process "
-                f"{self._lock.owner()}); shut that kernel down, or use another name"
-            )
-        if self._log.closed:
-            raise ExperimentError(
-                f"this object of experiment {self.name!r} has ended; make it again: "
-                f"exp = Experiment({self.name!r})"
-            )
+        if self._opened.is_on_disk():
+            self._take_over()
+        self._opened.check_writable(self.name)
         oversight = overseeing(policies, phases, monitors, dry_run, on_alert)
         request = Request(
             config_group=config_group,
@@ -273,7 +233,7 @@ class Experiment:
         with self._fitting:
             try:
                 self._fit = fitting.start(
-                    self.name, self.folder, self._log, self._state, self._fit, request
+                    self.name, self.folder, self._opened.log, self.state, self._fit, request
                 )
             except OSError as error:
                 if error.errno not in storage.DISK_ERRORS:
@@ -333,24 +293,29 @@ class Experiment:
         """One of empty, running, paused, halted, idle (nothing is left to train), ended."""
         if self._fit is not None and self._fit.halted:
             return "halted"
-        if not self._state.runs:
+        if not self.state.runs:
             return "empty"
         starting = self._fitting.locked()  # its runs are known before it trains
-        if not starting and (self._fit is None or self._state.ended):
+        if not starting and (self._fit is None or self.state.ended):
             return "ended"
-        if self._state.paused:
+        if self.state.paused:
             return "paused"
-        return "running" if any(r.status in ACTIVE for r in self._state.runs.values()) else "idle"
+        return "running" if any(r.status in ACTIVE for r in self.state.runs.values()) else "idle"
 
     @property
     def state(self) -> State:
         """The state as the event log gives it."""
-        return self._state
+        return self._opened.state
+
+    @property
+    def read_only(self) -> bool:
+        """Whether another kernel owns the folder."""
+        return self._opened.read_only
 
     @property
     def events(self) -> list[Event]:
         """Everything that happened, in order."""
-        return self._log.since(0)
+        return self._opened.log.since(0)
 
     def chunks(self, tokenizer: Any = None) -> "Balance":
         """How alike the chunks of the training data are; `.figure()` draws it.
@@ -363,21 +328,9 @@ class Experiment:
             OpError: Nothing was trained yet, or on a stream, whose chunks are shares of steps, or
                 on a mixture, in which each run has its own order.
         """
-        from rapidfire_jupyter import fitting
-        from rapidfire_jupyter.data.balance import Balance, measure
+        from rapidfire_jupyter import chunking
 
-        file = self.folder / fitting.CHUNKS
-        if not file.exists():
-            raise OpError(
-                "chunks are measured when run_fit begins, on data that is no stream and no mixture"
-            )
-        if tokenizer is None:
-            return Balance.of(json.loads(file.read_text(encoding="utf-8")))
-        fit = self._fit or self._ended
-        if fit is None:
-            raise OpError("tokens are counted in the data: run the cell with run_fit first")
-        data = fit.executor.data
-        return measure(data.train, data.plan, (self._state.fit or {}).get("stratify"), tokenizer)
+        return chunking.known(self, tokenizer)
 
     def run(self, run_id: int) -> "RunView":
         """The run with this id.
@@ -385,24 +338,16 @@ class Experiment:
         Raises:
             OpError: There is none.
         """
-        if type(run_id) is not int or run_id not in self._state.runs:
-            known = ", ".join(map(str, self._state.runs)) or "none yet"
+        if type(run_id) is not int or run_id not in self.state.runs:
+            known = ", ".join(map(str, self.state.runs)) or "none yet"
             raise OpError(f"there is no run {run_id!r}; runs: {known}")
         return RunView(self, run_id)
 
     def results(self) -> "pd.DataFrame":
         """Every logged row of every run that is not deleted, with run, name, step and chunk."""
-        import pandas as pd
+        from rapidfire_jupyter import findings
 
-        frames = [
-            r.history.assign(run=r.id, name=r.name) for r in self.runs if r.status != "deleted"
-        ]
-        frames = [f for f in frames if len(f)]
-        if not frames:
-            return pd.DataFrame(columns=["run", "name", "step", "chunk"])
-        table = pd.concat(frames, ignore_index=True)
-        first = ["run", "name", "step", "chunk"]
-        return table[first + [c for c in table.columns if c not in first]]
+        return findings.results(self)
 
     def best(
         self,
@@ -588,14 +533,7 @@ class Experiment:
         Raises:
             ConfigError: One is no hyperparameter, or has an impossible value.
         """
-        other = sorted(set(longer) - {"num_train_epochs", "max_steps"})
-        if other:
-            raise ConfigError(
-                f"resume takes num_train_epochs or max_steps only, got {other[0]}; clone the run "
-                "to change it"
-            )
-        self._check_changes(run, longer)
-        return self._submit(Op("resume", run, longer, by))
+        return self._submit(op_args.resume(run, longer, self._live(run), by))
 
     def boost(self, run: int, weight: float = 2.0, *, by: str = "cell") -> OpHandle:
         """Give a run `weight` chunks for each one of a run of weight 1.
@@ -603,13 +541,7 @@ class Experiment:
         Raises:
             OpError: The weight is no positive number.
         """
-        if (
-            isinstance(weight, bool)
-            or not isinstance(weight, int | float)
-            or not 0 < weight <= 1000
-        ):
-            raise OpError(f"weight must be a number over 0 and at most 1000, got {weight!r}")
-        return self._submit(Op("boost", run, {"weight": float(weight)}, by))
+        return self._submit(op_args.boost(run, weight, by))
 
     def mix(
         self, run: int, weights: Mapping[str, float] | Sequence[float], *, by: str = "cell"
@@ -624,10 +556,7 @@ class Experiment:
         Raises:
             ConfigError: They are no weights of these tasks.
         """
-        known = self.run(run).config
-        if TASKS not in known:
-            return self._submit(Op("mix", run, {"weights": []}, by))  # it is refused, and says why
-        return self._submit(Op("mix", run, {"weights": shares(weights, known[TASKS])}, by))
+        return self._submit(op_args.mix(run, weights, self.run(run).config, by))
 
     def clone(
         self,
@@ -657,19 +586,8 @@ class Experiment:
             raise OpError(
                 f"clone takes its changes as a dict: clone({run}, {{{key!r}: {value!r}}})"
             )
-        if name is not None and not is_text(name):
-            raise OpError(f"a clone's name is a text, got {name!r}")
-        self.run(run)
-        changes = {} if changes is None else changes
-        if not isinstance(changes, Mapping) or not all(isinstance(key, str) for key in changes):
-            raise OpError(
-                f"clone takes its changes by name, got {changes!r:.80}; write "
-                f'clone({run}, {{"learning_rate": 1e-4}})'
-            )
-        changes = dict(changes)
-        self._check_changes(run, changes)
-        args = {"changes": changes, "warm": bool(warm), "again": again, "name": name}
-        return self._submit(Op("clone", run, args, by))
+        live = self._live(self.run(run).id)
+        return self._submit(op_args.clone(run, changes, warm, name, again, live, by))
 
     def delete(self, run: int, *, by: str = "cell") -> OpHandle:
         """Delete a run with its own folder; `undelete` brings it back within 30 seconds."""
@@ -715,15 +633,15 @@ class Experiment:
         """
         return self._submit(Op("undo", by=by))
 
-    def _check_changes(self, run: int, changes: Mapping[str, Any]) -> None:
-        from rapidfire_jupyter.changes import modify
-
-        if changes and self._fit is not None and run in self._fit.configs:
-            modify(self._fit.configs[run], changes)
+    def _live(self, run: int) -> "RunConfig | None":
+        """The live config of a run, if there is one; `_submit` refuses what is no run."""
+        if self._fit is None or type(run) is not int:
+            return None
+        return self._fit.configs.get(run)
 
     def _submit(self, op: Op) -> OpHandle:
         if op.run is not None and type(op.run) is not int:
-            known = ", ".join(map(str, self._state.runs)) or "none yet"
+            known = ", ".join(map(str, self.state.runs)) or "none yet"
             raise OpError(f"a run is named by its number, got {op.run!r:.60}; runs: {known}")
         if not is_text(op.by):
             raise OpError(f"by says who asks as a text, got {op.by!r:.60}")
@@ -760,43 +678,16 @@ class Experiment:
         def done() -> bool:
             asked = any(h.status == "pending" for h in self._asked)
             known = self._fit.configs if self._fit is not None else {}
-            active = [i for i, r in self._state.runs.items() if r.status in ACTIVE and i in known]
+            active = [i for i, r in self.state.runs.items() if r.status in ACTIVE and i in known]
             # Policies may clone when nothing is left to train.
             undecided = self._fit is not None and self._fit.undecided
             return not (asked or active or undecided)
 
         try:
-            self._wait(done, timeout)
+            waiting.until(self, done, timeout)
         finally:
             showing.bring_up_to_date(self)
         return self
-
-    def _wait(self, done: Any, timeout: float | None) -> None:  # Any: a callable without arguments
-        from rapidfire_jupyter import isolation
-
-        if timeout is not None and not isinstance(timeout, int | float):
-            raise OpError(f"timeout is a number of seconds, got {timeout!r:.40}")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        changed = threading.Event()
-        unsubscribe = self._log.subscribe(lambda event: changed.set())
-        try:
-            with isolation.waiting():
-                while not done():
-                    if self._fit is None:
-                        raise ExperimentError(
-                            f"experiment {self.name!r} is not training here; run its run_fit cell"
-                        )
-                    if self._fit.halted:
-                        raise ExperimentError(self._fit.halted)
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise TimeoutError(
-                            f"experiment {self.name!r} is still training after {timeout} s"
-                        )
-                    changed.wait(0.5 if left is None else min(0.5, left))
-                    changed.clear()
-        finally:
-            unsubscribe()
 
     def end(self) -> None:
         """Save every run, free all memory, and let another kernel own the folder.
@@ -808,9 +699,7 @@ class Experiment:
         if self._fit is not None:
             fitting.end(self._fit)
             self._ended, self._fit = self._fit, None
-        if not self.read_only:
-            self._log.close()
-            self._lock.release()
+        self._opened.close()
         with _open_lock:
             _open.pop(self.folder, None)
         showing.bring_up_to_date(self)

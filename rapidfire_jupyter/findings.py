@@ -1,4 +1,4 @@
-"""What policies and monitors found in an experiment, and what runs answered, as tables."""
+"""What runs logged and answered, and what policies and monitors found, as tables."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rapidfire_jupyter.experiment import Experiment
+
+
+def results(exp: "Experiment") -> "pd.DataFrame":
+    """See `Experiment.results`."""
+    import pandas as pd
+
+    runs = [r for r in exp.runs if r.status != "deleted"]
+    frames = [r.history.assign(run=r.id, name=r.name) for r in runs]
+    frames = [f for f in frames if len(f)]
+    first = ["run", "name", "step", "chunk"]
+    if not frames:
+        return pd.DataFrame(columns=first)
+    table = pd.concat(frames, ignore_index=True)
+    return table[first + [c for c in table.columns if c not in first]]
 
 
 def decisions(exp: "Experiment") -> "pd.DataFrame":

@@ -33,7 +33,6 @@ from rapidfire_jupyter.training import (
 )
 
 EXIT_SECONDS = 3.5
-CHUNKS = "chunks.json"  # in the experiment folder: the balance of its chunks
 
 
 def start(
@@ -113,7 +112,7 @@ def start(
         for note in filter(None, (*notes, *chunking.uneven(chunks))):
             print(note)
         if chunks is not None:
-            storage.write_json(folder / CHUNKS, chunks.to_dict())
+            storage.write_json(folder / chunking.FILE, chunks.to_dict())
         storage.write_json(
             folder / "experiment.json", {"name": name, **facts, "versions": attaching.versions()}
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rapidfire_jupyter import folders, state
+from rapidfire_jupyter import folders, state, waiting
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
 from rapidfire_jupyter.state import ACTIVE, Run
@@ -226,7 +226,7 @@ class RunView:
         Raises:
             TimeoutError: `timeout` seconds have passed.
         """
-        self._experiment._wait(lambda: self.facts.status not in ACTIVE, timeout)
+        waiting.until(self._experiment, lambda: self.facts.status not in ACTIVE, timeout)
         return self
 
     def stop(self) -> OpHandle:

@@ -73,7 +73,7 @@ def actions(exp: "Experiment") -> Actions:
     return Actions(
         name=exp.name,
         folder=exp.folder,
-        log=exp._log,
+        log=exp._opened.log,
         state=lambda: exp.state,
         standing=lambda: _standing(exp),
         order=lambda kind, run, args: _order(exp, kind, run, args),
@@ -148,7 +148,7 @@ def _standing(exp: "Experiment") -> Standing:
     if status == "halted" and exp._fit is not None:
         return Standing(status, False, exp._fit.halted)
     if exp.read_only:
-        return Standing(status, True, f"another kernel (process {exp._lock.owner()}) trains it")
+        return Standing(status, True, f"another kernel (process {exp._opened.owner()}) trains it")
     if exp._fit is None and exp.state.runs:
         reason = "it has ended; run its run_fit cell to go on"
         return Standing("ended", True, reason)

@@ -278,7 +278,7 @@ def trained(tmp_path_factory):
             metric_for_best_model="eval_loss",
         )
     )
-    exp._log.subscribe(
+    exp._opened.log.subscribe(
         lambda e: (
             e.kind == "logged" and (e.run, e.data["row"].get("step")) == (1, 5) and exp.stop(1)
         )

@@ -198,7 +198,7 @@ def training(experiment):
         {"id": i, "name": f"run {i}", "trainer_type": "SFT", "config": {}, "total_steps": 8}
         for i in (1, 2)
     ]
-    exp._log.append("fit_started", runs=runs, fit={})
+    exp._opened.log.append("fit_started", runs=runs, fit={})
     asked = []
 
     def order(kind, run, args):
@@ -226,8 +226,8 @@ def steps(message):
 
 
 def step(exp, run, step):
-    exp._log.append("slice_started", run, step=0)
-    exp._log.append("advanced", run, step=step, chunks=0.1)
+    exp._opened.log.append("slice_started", run, step=0)
+    exp._opened.log.append("advanced", run, step=step, chunks=0.1)
 
 
 def test_a_page_is_told_everything_and_then_what_changes(training):
@@ -249,7 +249,7 @@ def test_many_changes_make_few_messages(training):
 
     began = time.monotonic()
     for done in range(400):
-        training._log.append("advanced", 1, step=done, chunks=0.001)
+        training._opened.log.append("advanced", 1, step=done, chunks=0.001)
     page.wait(
         lambda m: m["type"] == "experiments" and m["experiments"][0]["runs"][0]["step"] == 399
     )
@@ -275,7 +275,7 @@ def test_nothing_is_sent_when_nothing_changes_and_no_thread_is_left_without_page
     assert len(page.of("experiments")) == 1
     assert not thread.is_alive()
     assert training.publisher.pages == 0
-    assert len(training._log._listeners) == 1  # the experiment's own
+    assert len(training._opened.log._listeners) == 1  # the experiment's own
 
 
 def test_a_page_that_lost_a_message_is_told_everything_again(training):
@@ -536,7 +536,7 @@ def test_watching_costs_the_kernel_little(experiment):
         {"id": i, "name": f"run {i}", "trainer_type": "SFT", "config": {}, "total_steps": 999}
         for i in range(1, 49)
     ]
-    exp._log.append("fit_started", runs=runs, fit={})
+    exp._opened.log.append("fit_started", runs=runs, fit={})
     standing = wire_standing("running")
     actions = replace(front_ends._source(exp).actions, standing=lambda: standing[0])
     publisher = Publisher(lambda: [Source(actions, str)])
@@ -546,8 +546,10 @@ def test_watching_costs_the_kernel_little(experiment):
     began = time.monotonic()
     for done in range(1, 31):
         for run in range(1, 49):
-            exp._log.append("logged", run, row={"loss": done / 7, "step": done}, source="trainer")
-            exp._log.append("advanced", run, step=done, chunks=0.01)
+            exp._opened.log.append(
+                "logged", run, row={"loss": done / 7, "step": done}, source="trainer"
+            )
+            exp._opened.log.append("advanced", run, step=done, chunks=0.01)
     last = 30 / 7
     page.wait(
         lambda m: (

@@ -36,6 +36,7 @@ from rapidfire_jupyter.policies import decide_all
 from rapidfire_jupyter.repeats import calibrated, noise_floor
 from rapidfire_jupyter.state import State, apply
 from rapidfire_jupyter.training import session
+from rapidfire_jupyter.waiting import until
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
@@ -197,9 +198,9 @@ def test_nobody_waits_for_answers_of_runs_that_were_stopped_while_all_were_pause
         if event.kind == "logged" and event.data["source"] == "generation" and not paused:
             paused.append(exp.pause_all())
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     cells(exp, grid(RATES[:3]), wait=False, **ASKED)
-    exp._wait(lambda: exp.state.paused, 120)
+    until(exp, lambda: exp.state.paused, 120)
 
     for run in (1, 2, 3):
         exp.stop(run).wait(30)
@@ -221,10 +222,10 @@ def test_an_experiment_that_ends_while_a_policy_stops_its_runs_leaves_the_others
             while engine.engine()._inbox.empty():
                 pass
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     cells(exp, policies=[Halving(eta=2)], wait=False, **ASKED)
     cells(other, grid(RATES[:1]), wait=False)
-    exp._wait(lambda: ending, 120)
+    until(exp, lambda: ending, 120)
     ending[0].join(120)
     other.wait(120)
 
@@ -275,7 +276,7 @@ def test_a_dry_run_tells_what_would_be_done_and_does_nothing(experiment):
 def test_what_was_decided_in_a_dry_run_does_not_bind_the_policies_later(experiment):
     exp = experiment()
     cells(exp, grid(RATES[1:3]), [Threshold(limit=0.1, keep_best=False)], dry_run=True, wait=False)
-    exp._wait(lambda: len(exp.decisions()) > 0, 60)
+    until(exp, lambda: len(exp.decisions()) > 0, 60)
 
     cells(exp, grid(RATES[1:3]), [Threshold(limit=0.1, keep_best=False)])
 
@@ -317,9 +318,9 @@ def held(exp, search, step=3, **given):
         if here and not paused:
             paused.append(exp.pause_all())
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     cells(exp, search, wait=False, **given)
-    exp._wait(lambda: exp.state.paused, 120)
+    until(exp, lambda: exp.state.paused, 120)
 
 
 def test_a_policy_is_switched_on_while_training_goes_on_and_stays_on_in_the_next_kernel(
@@ -350,8 +351,8 @@ def test_a_policy_is_switched_on_while_training_goes_on_and_stays_on_in_the_next
 
 def test_an_experiment_that_is_only_looked_at_shows_its_policies_as_they_were(experiment):
     exp = experiment()
-    exp._log.append("fit_started", runs=[], fit={})
-    exp._log.append("overseen", policies={"halving": "Halving()"}, dry_run=True)
+    exp._opened.log.append("fit_started", runs=[], fit={})
+    exp._opened.log.append("overseen", policies={"halving": "Halving()"}, dry_run=True)
 
     shown = showing.actions(exp).more["policies"]({}).data["policies"]
 
@@ -363,7 +364,7 @@ def test_a_policy_that_only_tells_acts_once_it_is_switched_on(experiment):
     exp = experiment()
     limit = Threshold(limit=0.1, keep_best=False)
     told = []
-    exp._log.subscribe(
+    exp._opened.log.subscribe(
         lambda e: told.append(exp.policy("threshold")) if e.kind == "decisions" and not told else 0
     )
 
@@ -381,7 +382,7 @@ def test_a_policy_that_is_switched_off_does_nothing_and_tells_what_it_would_do(e
 
     exp.policy("threshold", "off", by="panel").wait(60)
     exp.resume_all()
-    exp._wait(lambda: min(r.chunk for r in exp.state.runs.values()) >= 1, 120)
+    until(exp, lambda: min(r.chunk for r in exp.state.runs.values()) >= 1, 120)
     exp.pause_all().wait(60)
     exp.resume_all().wait(60)
     would = showing.actions(exp).more["policies"]({"would": "threshold"}).data["would"]
@@ -403,7 +404,7 @@ def test_the_panel_shows_and_switches_policies_and_magic_does_the_same(experimen
     order = {"name": "budget", "mode": "on", "settings": {"seconds": 9e9}}
     asked.order("policy", None, order).wait(60)
     run_magic("policy halving dry-run eta=3", None, {"exp": exp})
-    exp._wait(lambda: exp.state.policy("halving")["mode"] == "dry-run", 60)
+    until(exp, lambda: exp.state.policy("halving")["mode"] == "dry-run", 60)
     shown = {one["key"]: one for one in asked.more["policies"]({}).data["policies"]}
 
     assert shown["budget"]["mode"] == "on" and not shown["budget"]["given"]
@@ -549,7 +550,7 @@ def test_who_is_told_of_alerts_may_fail_without_harm(experiment):
 
     exp = experiment()
     cells(exp, pair(4), rows=24, on_alert=[broken, "http://127.0.0.1:9/hook"], wait=False)
-    exp._wait(lambda: sum(e.kind == "note" for e in exp.events) == 2, 120)
+    until(exp, lambda: sum(e.kind == "note" for e in exp.events) == 2, 120)
     exp.wait(120)
 
     notes = [e.data["text"] for e in exp.events if e.kind == "note"]
@@ -650,7 +651,7 @@ def _killed(root, path):
             Path(root, "reached").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     cells(exp, policies=[Halving(eta=2)], **ASKED)
 
 

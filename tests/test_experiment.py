@@ -267,7 +267,7 @@ def test_an_experiment_whose_folder_was_deleted_is_made_anew(tmp_path):
 def test_it_is_running_from_its_first_run_on(experiment):
     exp = experiment()
     seen = []
-    exp._log.subscribe(lambda event: exp.state.runs and seen.append(exp.status))
+    exp._opened.log.subscribe(lambda event: exp.state.runs and seen.append(exp.status))
 
     exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), num_chunks=1, block=True)
 

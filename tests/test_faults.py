@@ -73,7 +73,7 @@ def once(exp, run, step, action, kind="logged"):
         if step is None or (event.data.get("row") or event.data).get("step") == step:
             done.append(action())
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     return done
 
 
@@ -496,7 +496,7 @@ def test_an_op_at_any_moment_of_a_run_acts_or_is_refused_with_a_sentence(experim
                 if here and (moment, run) not in asked:
                     asked[moment, run] = [act(exp, run) for act in acts]
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     exp.run_fit(
         [
             *[config(seed=seed) for seed in range(6)],

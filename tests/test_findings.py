@@ -16,6 +16,7 @@ from rapidfire_jupyter.errors import ConfigError, OpError
 from rapidfire_jupyter.repeats import calibrated, noise_floor
 from rapidfire_jupyter.ui.fold import Fold
 from rapidfire_jupyter.ui.view import Facts, head
+from rapidfire_jupyter.waiting import until
 
 
 def search():
@@ -125,7 +126,7 @@ def test_a_stopped_run_is_partial_and_never_the_best_of_those_that_finished(halv
 def test_while_runs_train_the_best_is_that_at_the_same_fraction(experiment):
     exp = experiment()
     train(exp)
-    exp._wait(lambda: sum(r.chunk >= 1 for r in exp.state.runs.values()) == 6, 120)
+    until(exp, lambda: sum(r.chunk >= 1 for r in exp.state.runs.values()) == 6, 120)
     exp.pause_all().wait(60)
 
     found = exp.ranking().result

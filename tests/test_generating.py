@@ -228,7 +228,7 @@ def test_a_stop_a_resume_and_a_warm_clone_among_runs_that_sample_together(
             asked.append(exp.stop(2))  # what the first run made for its fourth step is kept for it
             asked.append(exp.clone(3, {}, warm=True))
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     generations = start(exp, *configs)
     exp.run(2).wait()
     exp.resume(2).wait(60)

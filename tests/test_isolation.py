@@ -34,6 +34,7 @@ from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.engine import engine
 from rapidfire_jupyter.training import context, process
+from rapidfire_jupyter.waiting import until
 
 ROWS = tiny.sft_rows(12)
 DROPOUT = {"model_kwargs": {"dropout": 0.1}}
@@ -571,7 +572,7 @@ def test_a_users_own_training_beside_three_runs_and_the_runs_are_as_if_alone(
             logged.clear()
             beside.update(run.id for run in exp.runs if run.rows and run.status == "running")
 
-    exp._log.subscribe(follow)
+    exp._opened.log.subscribe(follow)
     fit(exp, [config(), config(seed=7), config(**ACCUMULATING)], slice_steps=2)
     for _ in exp.runs:  # adapters are drawn while a run is built: a seed set then is in `run.exact`
         assert built.acquire(timeout=60)
@@ -845,7 +846,7 @@ def test_an_op_of_a_held_cell_waits_for_its_end_and_leaves_the_cells_stream_alon
         [config(DROPOUT, num_train_epochs=200), config(num_train_epochs=200)],
         isolation="cells",
     )
-    exp._wait(lambda: exp.run(1).facts.step > 0 and exp.run(2).facts.step > 0, 60)
+    until(exp, lambda: exp.run(1).facts.step > 0 and exp.run(2).facts.step > 0, 60)
 
     isolation.cells.begin(DRAWS)
     torch.manual_seed(5)
@@ -928,7 +929,7 @@ def test_a_hold_in_a_chunk_evaluation_takes_effect_at_the_next_batch(experiment,
     exp.run_fit(
         config(per_device_eval_batch_size=1), tiny.create_model, ROWS, ROWS[:8], num_chunks=1
     )
-    exp._wait(lambda: bool(told), 60)
+    until(exp, lambda: bool(told), 60)
     held = len(batches)
     runner.release()
     exp.wait(60)

@@ -34,6 +34,7 @@ DEFINITIONS = """
 import random, threading, warnings
 import numpy as np, tiny, torch
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.waiting import until
 torch.set_num_threads(1)
 DROPOUT = {"dropout": 0.1}
 
@@ -49,7 +50,7 @@ def config(dropout=None, callbacks=None, **given):
 
 def at(exp, run, rows):
     "Wait until a run has logged some rows."
-    return exp._wait(lambda: len(exp.run(run).rows) >= rows, 60)
+    return until(exp, lambda: len(exp.run(run).rows) >= rows, 60)
 """
 
 
@@ -288,6 +289,7 @@ def test_every_cell_shows_its_own_text_only_and_no_text_is_lost(notebook):
         from tqdm.auto import tqdm
         from IPython.display import display
         from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
+        from rapidfire_jupyter.waiting import until
         torch.set_num_threads(1)
         torch.manual_seed(1), np.random.seed(1)
 
@@ -325,15 +327,15 @@ def test_every_cell_shows_its_own_text_only_and_no_text_is_lost(notebook):
     first_text = notebook.finish(first).text
     second = notebook.start(
         """
-        exp._wait(lambda: len(exp.run(1).rows) >= 2, 60)
+        until(exp, lambda: len(exp.run(1).rows) >= 2, 60)
         print("text of the second cell")
-        exp._wait(lambda: len(exp.run(1).rows) >= 4, 60)
+        until(exp, lambda: len(exp.run(1).rows) >= 4, 60)
         """
     )
     third = notebook.start(
         """
         %%capture captured
-        exp._wait(lambda: len(exp.run(1).rows) >= 6, 60)
+        until(exp, lambda: len(exp.run(1).rows) >= 6, 60)
         print("text of the third cell")
         """
     )
@@ -418,7 +420,7 @@ def test_a_second_kernel_reads_an_experiment_that_another_one_trains(ready, kern
         f"""{GATED}
 exp = Experiment("shared")
 exp.run_fit(config(callbacks=[Gate]), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
-exp._wait(lambda: len(exp.run(1).rows) >= 3, 60)
+until(exp, lambda: len(exp.run(1).rows) >= 3, 60)
 """
     )
     second = kernels.open(ready.folder)
@@ -452,7 +454,7 @@ configs = [config(drop, callbacks=[Gate], num_train_epochs=3) for drop in (DROPO
 exp.run_fit(configs, tiny.create_model, tiny.sft_rows(12), num_chunks=3)
 """
     )
-    ready.good("exp._wait(lambda: all(run.facts.total_steps for run in exp.runs), 60)")
+    ready.good("until(exp, lambda: all(run.facts.total_steps for run in exp.runs), 60)")
     ready.good("assert here.wait(60); torch.manual_seed(999); np.random.seed(1); gate.set()")
     ready.good("exp.wait()")
 
@@ -472,7 +474,7 @@ def test_cells_that_use_our_api_or_print_leave_a_run_that_draws_exact(ready):
         exp.run_fit(draws, tiny.create_model, tiny.sft_rows(12), num_chunks=3)
         """
     )
-    ready.good("exp._wait(lambda: len(exp.run(1).rows) >= 3, 60)")
+    ready.good("until(exp, lambda: len(exp.run(1).rows) >= 3, 60)")
     ready.good("print(exp.status); exp.runs")
     ready.good("%rapidfire status")
     ready.good("for run in exp.runs:\n    print(run.id, run.rows[-1]['loss'])")
@@ -510,7 +512,7 @@ def test_cells_isolation_keeps_a_reseeding_cell_out_of_a_run_that_draws(ready):
         )
         """
     )
-    ready.good("exp._wait(lambda: len(exp.run(1).rows) >= 3, 60)")
+    ready.good("until(exp, lambda: len(exp.run(1).rows) >= 3, 60)")
     first = ready.value(
         "[torch.manual_seed(999), np.random.seed(1)] and [torch.rand(2).tolist(), np.random.rand()]"
     )
@@ -535,11 +537,11 @@ def test_a_cell_that_takes_long_pauses_training_for_two_seconds_only_and_marks_i
         exp.run_fit(draws, tiny.create_model, tiny.sft_rows(12), num_chunks=6, isolation="cells")
         """
     )
-    ready.good("exp._wait(lambda: len(exp.run(1).rows) >= 2, 60)")
+    ready.good("until(exp, lambda: len(exp.run(1).rows) >= 2, 60)")
     ready.good(
         """
         logged = threading.Event()
-        exp._log.subscribe(lambda event: event.kind == "logged" and logged.set())
+        exp._opened.log.subscribe(lambda event: event.kind == "logged" and logged.set())
         begin = time.monotonic()
         assert logged.wait(60)
         waited = time.monotonic() - begin
@@ -560,7 +562,7 @@ configs = [config(DROPOUT, seed=seed, num_train_epochs=2) for seed in range(8)]
 exp.run_fit(configs, tiny.create_model, tiny.sft_rows(12), num_chunks=2, slice_steps=1)
 """
 ALL_TRAIN = """
-exp._wait(lambda: len({e.run for e in exp.events[before:] if e.kind == "logged"}) == 8, 60)
+until(exp, lambda: len({e.run for e in exp.events[before:] if e.kind == "logged"}) == 8, 60)
 """
 
 

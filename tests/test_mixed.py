@@ -230,7 +230,7 @@ def test_what_answers_cost_is_tried_with_all_that_will_answer_and_changes_nothin
         if event.kind == "eval_probed":
             tried.extend(runs for _, (runs, *_) in exp._fit.executor.mixer._same)
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, block=True, **given)
 
     assert tried == [3]
@@ -250,7 +250,7 @@ def test_a_stop_while_runs_answer_together_costs_the_others_nothing(experiment, 
         if event.kind == "slice_started" and event.data["step"] == 2 and not handles:
             handles.append(exp.stop(stopped))
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, **given)
     exp.run(stopped).wait()
 
@@ -292,7 +292,7 @@ def test_a_warm_clone_is_made_while_runs_answer_together(experiment, parent):
         if event.kind == "slice_started" and event.data["step"] == 2 and not handles:
             handles.append(exp.clone(parent, {"learning_rate": 1e-5}, warm=True))
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     grid = config(learning_rate=List([1e-2, 1e-3]))
     exp.run_fit(grid, tiny.create_model, tiny.sft_rows(16), EVAL, block=True, **GIVEN)
 

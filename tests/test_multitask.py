@@ -526,7 +526,7 @@ def cells(root, listen=None):
     """The notebook: training, and other weights for run 1 as it logs step 8."""
     exp = Experiment("exp", root=root)
     if listen is not None:
-        exp._log.subscribe(lambda event: listen(exp, event))
+        exp._opened.log.subscribe(lambda event: listen(exp, event))
     exp.run_fit(
         [config(num_train_epochs=2, logging_steps=n) for n in (1, 3)],
         tiny.create_model,

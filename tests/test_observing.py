@@ -185,7 +185,7 @@ def test_a_stop_while_a_run_answers_acts_at_the_next_token_and_it_answers_again_
         if event.kind == "slice_started" and event.data["step"] == 2 and not handles:
             handles.append(exp.stop(1))
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     exp.run_fit(asked, tiny.create_model, tiny.sft_rows(16), EVAL, **given)
     exp.run(1).wait()
 
@@ -216,7 +216,7 @@ def test_no_run_answers_any_more_when_python_ends(experiment, monkeypatch):
                 pass
 
     monkeypatch.setattr(LocalExecutor, "command", command)
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     exp.run_fit(
         config(learning_rate=List([1e-2, 1e-3])),
         tiny.create_model,

@@ -12,6 +12,7 @@ from oracle import assert_same, plain, sliced
 
 from rapidfire_jupyter import Experiment, RFDPOConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.executors.local import OFFLOAD
+from rapidfire_jupyter.waiting import until
 
 KIB = 1024
 
@@ -242,7 +243,7 @@ def test_ops_act_on_runs_that_are_away(experiment):
         slice_steps=1,
         device_memory=budget,
     )
-    small._wait(lambda: all(run.facts.checkpoint_step for run in small.runs), 60)
+    until(small, lambda: all(run.facts.checkpoint_step for run in small.runs), 60)
 
     small.stop(1).wait(60)
     clone = small.clone(2, {"learning_rate": 1e-3}, warm=True).wait(60)
@@ -250,7 +251,7 @@ def test_ops_act_on_runs_that_are_away(experiment):
     small.resume(1).wait(60)
     small.stop(2).wait(60)
     step = small.run(1).facts.step
-    small._wait(lambda: small.run(1).facts.step > step and small.run(4).facts.step > 0, 60)
+    until(small, lambda: small.run(1).facts.step > step and small.run(4).facts.step > 0, 60)
 
     assert clone.run_id == 4
     assert [run.status for run in small.runs][1:3] == ["stopped", "deleted"]
@@ -270,7 +271,7 @@ def _killed(root, path, budget):
             os.kill(os.getpid(), signal.SIGKILL)
 
     exp = cells(root, budget)
-    exp._log.subscribe(kill)
+    exp._opened.log.subscribe(kill)
     exp.wait(120)
 
 

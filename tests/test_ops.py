@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from rapidfire_jupyter import RFDPOConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.errors import ConfigError, OpError
+from rapidfire_jupyter.waiting import until
 
 
 def config(**given):
@@ -32,7 +33,7 @@ def at(exp, run, step, action, kind="logged"):
         if here and (event.data.get("row") or event.data).get("step") == step:
             done.append(action())
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     return done
 
 
@@ -426,7 +427,7 @@ def test_undo_takes_back_the_op_asked_just_before_it(experiment):
     exp = experiment()
     group = [config(num_train_epochs=50), config(num_train_epochs=50, learning_rate=1e-3)]
     exp.run_fit(group, tiny.create_model, tiny.sft_rows(12), num_chunks=3)
-    exp._wait(lambda: exp.run(2).facts.step > 0, 60)
+    until(exp, lambda: exp.run(2).facts.step > 0, 60)
     clone = exp.clone(1).wait(30)
 
     exp.stop(2)

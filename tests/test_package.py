@@ -33,8 +33,8 @@ LAYERS = {
     "work": "executors training data",
     "engine": "engine fit operations deciding webhooks asking observing slicing",
     "view": "ui",
-    "user": "experiment showing sharing findings prompts analyses front_ends runs reviewing "
-    "fitting request refusals chunking attaching",
+    "user": "experiment opened op_args waiting showing sharing findings prompts analyses "
+    "front_ends runs reviewing fitting request refusals chunking attaching",
     "surface": "magics verbs yaml_body completion doctor _shim __main__",
 }
 RANK = {

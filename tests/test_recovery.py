@@ -15,6 +15,7 @@ from oracle import assert_same, sliced
 
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.training import checkpoints
+from rapidfire_jupyter.waiting import until
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
@@ -199,7 +200,7 @@ def _full_disk(root, path, limit):
     exp = Experiment("exp", root=root)
     data = (tiny.sft_rows(12), tiny.sft_rows(24)[20:])
     exp.run_fit(configs(), tiny.create_model, *data, num_chunks=3, eval_budget=1.0)
-    exp._log.subscribe(
+    exp._opened.log.subscribe(
         lambda e: (
             e.kind == "slice_ended" and resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         )
@@ -330,7 +331,7 @@ def test_an_event_that_the_disk_did_not_take_leaves_the_log_as_it_was(tmp_path, 
 def test_what_a_crash_left_of_a_warm_clone_does_not_stop_the_next_one(tmp_path, experiment):
     exp = experiment()
     exp.run_fit(configs()[0], tiny.create_model, tiny.sft_rows(9), num_chunks=3)
-    exp._wait(lambda: exp.run(1).facts.checkpoint_step, 60)
+    until(exp, lambda: exp.run(1).facts.checkpoint_step, 60)
     left = exp.folder / "runs" / "2" / "source"
     left.mkdir(parents=True)
     (left / "left over").write_text("half of a clone")
@@ -356,7 +357,7 @@ def test_a_run_can_be_deleted_on_a_full_disk_which_frees_its_space(tmp_path, mon
 
     exp = Experiment("exp", root=tmp_path)
     exp.run_fit(configs(), tiny.create_model, tiny.sft_rows(12), num_chunks=3)
-    exp._wait(lambda: all(run.facts.step for run in exp.runs), 60)
+    until(exp, lambda: all(run.facts.step for run in exp.runs), 60)
     exp.pause_all().wait(30)
     with monkeypatch.context() as patch:
         patch.setattr(storage, "watcher", _no_space("checkpoint"))

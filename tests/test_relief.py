@@ -378,7 +378,9 @@ def _killed(root, path):
     sys.path[:] = path
     torch.set_num_threads(1)
     exp = cells(root)
-    exp._log.subscribe(lambda e: e.kind == "checkpoint" and os.kill(os.getpid(), signal.SIGKILL))
+    exp._opened.log.subscribe(
+        lambda e: e.kind == "checkpoint" and os.kill(os.getpid(), signal.SIGKILL)
+    )
     exp.wait(60)
 
 

@@ -113,7 +113,7 @@ def test_a_slice_that_is_interrupted_counts_all_its_tokens(experiment):
             seen.append(exp.boost(1, 1.0 + len(seen)))
 
     exp.run_fit(grid(rates=(1e-2,)), tiny.create_model, tiny.sft_rows(16), num_chunks=1)
-    exp._log.subscribe(boost)
+    exp._opened.log.subscribe(boost)
     exp.wait(300)
 
     [ended] = [e for e in exp.events if e.kind == "slice_ended"]

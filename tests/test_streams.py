@@ -16,6 +16,7 @@ from oracle import assert_same, plain, sliced
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.errors import DataError
 from rapidfire_jupyter.training import streams
+from rapidfire_jupyter.waiting import until
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers", "trl", "peft", "datasets", "tiny"])
@@ -87,7 +88,7 @@ def test_a_run_stopped_beside_its_neighbours_equals_plain_trl(experiment, tmp_pa
             stopped.append(step)
             exp.stop(1)
 
-    exp._log.subscribe(listen)
+    exp._opened.log.subscribe(listen)
     started(exp, kind)
     for _ in range(2):
         exp.run(1).wait(120)
@@ -108,7 +109,7 @@ def _killed(root, path, kind, step):
 
     torch.set_num_threads(1)
     exp = Experiment("exp", root=root)
-    exp._log.subscribe(
+    exp._opened.log.subscribe(
         lambda event: (
             (event.data.get("row") or {}).get("step") == step
             and event.run == 2
@@ -175,7 +176,7 @@ def test_a_finished_run_on_a_stream_is_made_longer_and_goes_on_in_it(experiment)
 def test_a_warm_clone_of_another_batch_goes_on_in_the_stream(experiment):
     exp = experiment()
     exp.run_fit([config(max_steps=6)], tiny.create_model, sharded(), num_chunks=3, slice_steps=1)
-    exp._wait(lambda: len(exp.run(1).rows) >= 2, 60)
+    until(exp, lambda: len(exp.run(1).rows) >= 2, 60)
     exp.pause_all().wait(30)
     at = exp.state.runs[1].step
     clone = exp.clone(1, {"per_device_train_batch_size": 4}, warm=True)

@@ -55,7 +55,7 @@ def trained(size, together):
             [RFGridSearch(one, "GRPO") for one in configs(work)], work.load, prompts(work),
             num_chunks=2, generate_rows=0, seed=workload.SEED,
         )  # fmt: skip
-        exp._log.subscribe(listen)
+        exp._opened.log.subscribe(listen)
         exp.wait()
     assert all(run.status == "completed" for run in exp.runs), [run.error for run in exp.runs]
     taken = exp._fit.executor.generations.taken

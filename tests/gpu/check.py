@@ -32,6 +32,7 @@ import torch
 from transformers import TrainerCallback
 
 from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter.waiting import until
 
 MIB = 2**20
 
@@ -373,7 +374,7 @@ def an_added_run_costs_its_adapter(checks):
         exp = checks.fit(
             [checks.config(n, num_train_epochs=50) for n in range(count)], chunks=1, slice_steps=1
         )
-        exp._wait(lambda exp=exp: all(run.facts.step > 1 for run in exp.runs), 120)
+        until(exp, lambda exp=exp: all(run.facts.step > 1 for run in exp.runs), 120)
         exp.pause_all().wait(60)
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_allocated())

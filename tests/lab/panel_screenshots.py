@@ -14,6 +14,7 @@ FIT = """
 import tiny
 from rapidfire_jupyter import Experiment, List, RFGridSearch, RFModelConfig
 from rapidfire_jupyter import RFLoraConfig, RFSFTConfig
+from rapidfire_jupyter.waiting import until
 
 config = RFModelConfig(
     "tiny",
@@ -29,11 +30,11 @@ exp.run_fit(RFGridSearch(config, trainer_type="SFT"), tiny.create_model, tiny.sf
             eval_dataset=tiny.sft_rows(8), num_chunks=4)
 """
 STEER = """
-exp._wait(lambda: min(r.step for r in exp.state.runs.values()) > 30, 300)
+until(exp, lambda: min(r.step for r in exp.state.runs.values()) > 30, 300)
 exp.stop(3).wait(30)
 exp.boost(4, 2).wait(30)
 exp.clone(4, {"learning_rate": 2e-2}, warm=True).wait(30)
-exp._wait(lambda: exp.state.runs[7].step > 55, 300)
+until(exp, lambda: exp.state.runs[7].step > 55, 300)
 exp.pause_all().wait(30)
 None
 """

@@ -17,7 +17,7 @@ exp.run_fit(
     grid([1e-2, 3e-3, 1e-3, 3e-4], 12), tiny.create_model, tiny.sft_rows(16),
     eval_dataset=tiny.sft_rows(4), num_chunks=4, slice_steps=4,
 )
-exp._wait(lambda: sum(r.step for r in exp.state.runs.values()) > 120, 120)
+until(exp, lambda: sum(r.step for r in exp.state.runs.values()) > 120, 120)
 exp.stop(4).wait(30)
 exp.boost(1, 2).wait(30)
 None

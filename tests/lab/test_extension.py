@@ -13,6 +13,7 @@ import time
 import tiny
 from rapidfire_jupyter import Experiment, List, RFGridSearch, RFModelConfig
 from rapidfire_jupyter import RFLoraConfig, RFSFTConfig
+from rapidfire_jupyter.waiting import until
 
 class Slow(tiny.Callback):
     "Leaves the cores to the browser."
@@ -38,7 +39,7 @@ mark = 42
 LONG = """
 exp = Experiment("{name}")
 exp.run_fit(grid([1e-2, 1e-3], 200), tiny.create_model, tiny.sft_rows(16), num_chunks=4)
-exp._wait(lambda: all(r.checkpoint_step for r in exp.state.runs.values()), 120)
+until(exp, lambda: all(r.checkpoint_step for r in exp.state.runs.values()), 120)
 """
 HOSTILE = "<img src=x onerror=globalThis.hit=1>"
 
