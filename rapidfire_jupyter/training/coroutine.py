@@ -26,7 +26,6 @@ from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
-from rapidfire_jupyter.isolation import cells
 from rapidfire_jupyter.training import (
     adapters,
     attributes,
@@ -89,6 +88,7 @@ from rapidfire_jupyter.training.models import (
     check_untouched,
     skeleton,
 )
+from rapidfire_jupyter.training.neighbours import Neighbours
 from rapidfire_jupyter.training.rehearsals import Rehearsal
 from rapidfire_jupyter.training.replies import LeaveEvaluation, Replies
 
@@ -129,6 +129,7 @@ class Coroutine:
         self._base: Base | None = None
         self._gauge: gauge.Gauge | None = None
         self._context: Any = None
+        self._neighbours: Any = None  # Neighbours, once there is a context
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
         self._largest = estimates.UNKNOWN
@@ -153,8 +154,6 @@ class Coroutine:
         self._seat: generating.Seat | None = None  # among those that sample together
         self._resumed_at_end = False
         self._begun = False
-        self._cells, self._marked = cells.token(), False
-        self._told: set[str] = set()  # what other code set beside this run, each told once
         self._start = task.resume.step if task.resume else 0
         self._parked_in_evaluation = False
         self.remains: list[weakref.ref[Any]] = []  # what was trained; dead once it is freed
@@ -173,6 +172,7 @@ class Coroutine:
         path = self._task.run_dir / "train.log"
         with path.open("a", encoding="utf-8", errors="replace") as log:
             context = self._context = RunContext(log)
+            self._neighbours = Neighbours(context, self._doubt)
             output.route_displays()
             context.enter()
             # torch tells MKL the number of threads when a thread first asks; an SVD does not ask,
@@ -200,8 +200,7 @@ class Coroutine:
             failed = failure(error, self._largest)
             rollback.go_back(self._trainer, there, error)
             self._rows = there.rows
-            self._cells = cells.token()  # what was set beside the step that is undone is, too
-            self._context.touched()
+            self._neighbours.forget()
         else:
             self._hand_over(Finished(self._trainer.state.global_step))
             return
@@ -212,7 +211,7 @@ class Coroutine:
     def _hand_over(self, report: Report) -> None:
         """Give the baton back and obey commands until one lets this run go on."""
         if self._begun:
-            self._mark_neighbours()
+            self._look_beside()
         if self._task is not None and self._task.room is not None:
             self._task.room.park(self._trainer)
         if isinstance(report, Parked) and self._gauge is not None:
@@ -223,7 +222,7 @@ class Coroutine:
             command = self._commands.get()
             output.route_displays()
             self._context.enter()
-            self._cells = cells.token()
+            self._neighbours.begin()
             match command:
                 case Advance():
                     self._advance = command
@@ -256,7 +255,7 @@ class Coroutine:
                 f"the loss became {float(self._trainer._tr_loss)} at step {step}; lower "
                 "learning_rate, set max_grad_norm, or look at the rows of this step"
             )
-        self._mark_neighbours()
+        self._look_beside()
         if self._gauge is not None:
             self._gauge.sample()
         aligned = step % self._schedule.multiple == 0
@@ -276,22 +275,8 @@ class Coroutine:
         if not rows or rows[-1].get("step") != step:
             self.on_log({"loss": float(self._trainer._tr_loss), "step": step})
 
-    def _mark_neighbours(self) -> None:
-        """Tell what cells and the user's threads did beside this run that its numbers may show."""
-        step, draws = self._step(), self._draws.step or self._draws.batch
-        if draws and cells.overlapped(self._cells) and not self._marked:
-            self._marked = True
-            self._emit(
-                "run_inexact",
-                reason=f"a cell ran beside step {step} and may have drawn from its random stream; "
-                'use isolation="cells" to prevent that',
-            )
-        for what in self._context.touched():
-            told = what in self._told or ("stream" in what and not (draws and not self._marked))
-            if not told:
-                self._told.add(what)
-                self._emit("run_inexact", reason=f"{what} was set by other code beside step {step}")
-        self._cells = cells.token()
+    def _look_beside(self) -> None:
+        self._neighbours.look(self._step(), self._draws.step or self._draws.batch)
 
     # ---- commands ----
 
@@ -407,7 +392,7 @@ class Coroutine:
             inexact = (*inexact, *self._take_place(peek))
         if trainers.uses_vllm(task.config):
             inexact = (*inexact, "vLLM samples its answers, with kernels and numbers of its own")
-        if cells.overlapped(self._cells) and self._resume is None:
+        if self._neighbours.had_a_cell() and self._resume is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
         if self._seat is not None and self._resume is None:
             self._seat.at(0)
@@ -693,6 +678,9 @@ class Coroutine:
         assert self._task is not None
         self._task.emit(kind, **data)
 
+    def _doubt(self, reason: str) -> None:
+        self._emit("run_inexact", reason=reason)
+
     def _warn(self, text: str) -> None:
         self._emit("alert", text=text)
 
@@ -702,7 +690,7 @@ class Coroutine:
         if task is not None and task.generations is not None:
             task.generations.forget(task.run_id)
         self._trainer = self._task = self._base = None
-        self._gauge = self._replies = self._seat = None
+        self._gauge = self._replies = self._seat = self._neighbours = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
         self._init_training_state = None
         if trainer is not None:
