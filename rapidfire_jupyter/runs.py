@@ -131,7 +131,7 @@ class RunView:
         model, tokenizer = self._fresh_base()
         if self.config.get("chat_template") is not None:
             tokenizer.chat_template = chat_template(self.config["chat_template"])
-        return models.with_weights(model, tokenizer, source)
+        return models.with_weights(model, tokenizer, source, self._seed())
 
     def save(self, folder: "str | Path", merged: bool = False) -> Path:
         """Save its model, tokenizer and model card to a new folder.
@@ -165,9 +165,21 @@ class RunView:
         """Its model card: configuration, data, metrics, lineage and versions, as Markdown."""
         from rapidfire_jupyter import sharing
 
-        facts = json.loads((self._experiment.folder / "experiment.json").read_text("utf-8"))
+        facts = self._experiment_facts()
         known = self._experiment.state.runs
         return sharing.card(self.facts, known, list(self._experiment.events), facts)
+
+    def _experiment_facts(self) -> dict[str, Any]:
+        """What was written of the experiment when it began."""
+        text = (self._experiment.folder / "experiment.json").read_text("utf-8")
+        return dict(json.loads(text))
+
+    def _seed(self) -> int:
+        """The seed of its adapter."""
+        for name in ("seed", "training_args.seed"):
+            if self.config.get(name) is not None:
+                return int(self.config[name])
+        return int(self._experiment_facts()["seed"])
 
     def _fresh_base(self) -> tuple[Any, Any]:
         from rapidfire_jupyter.training import models

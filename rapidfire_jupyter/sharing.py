@@ -27,16 +27,33 @@ def save(model: Any, tokenizer: Any, card: str, folder: Path, merged: bool) -> P
         merged: Put the adapter into the base's weights and save all of them.
 
     Raises:
-        OpError: The folder holds something, or the adapter cannot be merged.
+        OpError: The folder holds something, or the adapter cannot be merged, or only merged.
     """
     if folder.exists() and any(folder.iterdir()):
         raise OpError(f"{folder} is not empty; give a new folder")
-    if merged and hasattr(model, "peft_config"):
-        model = _merged(model)
+    if hasattr(model, "peft_config"):
+        model = _merged(model) if merged else _alone(model)
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
     return folder
+
+
+def _alone(model: Any) -> Any:
+    """A model with an adapter that others can load.
+
+    Raises:
+        OpError: They would get another model.
+    """
+    from rapidfire_jupyter.training import adapters
+
+    init = getattr(model.active_peft_config, "init_lora_weights", None)
+    if not adapters.loads_alone(model.active_peft_config):
+        raise OpError(
+            f"an adapter with init_lora_weights={init!r} is loaded by PEFT onto another base: its "
+            "SVD is randomised and made anew; save it with merged=True"
+        )
+    return model
 
 
 def _merged(model: Any) -> Any:

@@ -299,7 +299,8 @@ def biased(config):
     return made, tiny.tokenizer()
 
 
-COMPARED_ELSEWHERE = (lora(), lora(r=8, target_modules="all-linear"))
+RANDOM_SVD = lora(init_lora_weights="pissa_niter_4")
+COMPARED_ELSEWHERE = (lora(), lora(r=8, target_modules="all-linear"), RANDOM_SVD)
 KINDS = [
     lora(),
     lora(use_dora=True, lora_dropout=0.1),
@@ -307,6 +308,7 @@ KINDS = [
     lora(bias="all"),
     lora(modules_to_save=["lm_head"]),
     lora(r=8, target_modules="all-linear"),
+    RANDOM_SVD,
     None,
 ]
 

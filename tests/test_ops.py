@@ -3,6 +3,7 @@
 import json
 import threading
 
+import peft
 import pytest
 import tiny
 import torch
@@ -165,6 +166,65 @@ def test_a_warm_clone_with_a_larger_rank_computes_the_same_function(experiment):
     key = next(k for k in source if "lora_B" in k)
     assert final[key].shape[1] == 8 and source[key].shape[1] == 4
     assert any("v_proj" in k for k in final)
+
+
+GROWING = {
+    "plain": {},
+    "dora": {"use_dora": True},
+    "bias": {"lora_bias": True},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "embeddings and dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+    "rslora": {"use_rslora": True},
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_what_a_larger_adapter_computes_and_its_optimizer_keeps_is_the_parents(experiment, name):
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], **GROWING[name]}
+    exp = experiment()
+    stopped = at(exp, 1, 3, lambda: exp.stop(1))
+    exp.run_fit(
+        config().copy(peft_config=RFLoraConfig(**lora)),
+        tiny.create_model,
+        tiny.sft_rows(12),
+        num_chunks=2,
+        block=True,
+    )
+    stopped[0].wait(30)
+    ids = torch.arange(3, 12)[None]  # (1, 9)
+
+    changes = {"r": 8, "target_modules": [*lora["target_modules"], "v_proj"]}
+    clone = exp.clone(1, {**changes, "learning_rate": 1e-12}, warm=True).wait(30)
+    exp.wait()
+
+    run = exp.run(clone.run_id)
+    assert run.status == "completed", run.trace
+    with torch.no_grad():
+        before, after = (one.load_model()[0].eval()(ids).logits for one in (exp.run(1), run))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+    weights, optimizer, _ = sliced(run)
+    moments = {tuple(state["exp_avg"].shape) for state in optimizer["state"].values()}
+    assert moments <= {tuple(value.shape) for value in weights.values()}
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora", "mica", "kasa"])
+def test_an_adapter_that_was_made_from_the_base_does_not_grow_warm(experiment, init):
+    made = {"kasa_config": peft.KasaConfig()} if init == "kasa" else {"init_lora_weights": init}
+    lora = RFLoraConfig(r=4, target_modules=["q_proj"], **made)
+    exp = experiment()
+    stopped = at(exp, 1, 2, lambda: exp.stop(1))
+    exp.run_fit(
+        config().copy(peft_config=lora),
+        tiny.create_model,
+        tiny.sft_rows(12),
+        num_chunks=2,
+        block=True,
+    )
+    stopped[0].wait(30)
+
+    for changes in ({"r": 8}, {"lora_alpha": 16}, {"target_modules": ["q_proj", "v_proj"]}):
+        with pytest.raises(OpError, match=r"made from the weights it targets.*use warm=False"):
+            exp.clone(1, changes, warm=True).wait(30)
 
 
 def test_a_warm_clone_with_another_batch_size_goes_on_at_the_same_rows(experiment):

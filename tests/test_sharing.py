@@ -169,6 +169,31 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_saved(experiment, tmp_p
     assert not (tmp_path / "merged").exists()
 
 
+def test_an_adapter_that_others_would_load_onto_another_base_is_saved_merged_only(
+    experiment, tmp_path
+):
+    from transformers import AutoModelForCausalLM
+
+    lora = RFLoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa_niter_4")
+    exp = experiment()
+    exp.run_fit(
+        config().copy(peft_config=lora),
+        tiny.create_model,
+        tiny.sft_rows(12),
+        num_chunks=1,
+        block=True,
+    )
+    run = exp.run(1)
+
+    with pytest.raises(OpError, match=r"its SVD is randomised.*save it with merged=True"):
+        run.save(tmp_path / "adapter")
+    folder = run.save(tmp_path / "merged", merged=True)
+
+    assert not (tmp_path / "adapter").exists()
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(logits(merged), logits(run.load_model()[0]), rtol=0, atol=1e-5)
+
+
 def test_a_merged_reward_model_judges_new_runs(experiment, tmp_path):
     tiny.model().save_pretrained(tmp_path / "base")
     tiny.tokenizer().save_pretrained(tmp_path / "base")

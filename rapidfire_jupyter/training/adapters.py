@@ -38,6 +38,23 @@ def rewrites_base(peft_config: Any) -> bool:
     )
 
 
+def follows_weights(peft_config: Any) -> bool:
+    """Whether an adapter begins with values that its rank and the weights it targets decide.
+
+    Other ranks or modules would begin elsewhere. MiCA's do not rewrite the base, but stay as they
+    are.
+    """
+    return rewrites_base(peft_config) or _init_of(peft_config) == "mica"
+
+
+def loads_alone(peft_config: Any) -> bool:
+    """Whether a saved adapter can be loaded by PEFT as it is.
+
+    PiSSA by a randomised SVD takes from the base what its draws say, and PEFT draws anew.
+    """
+    return not _init_of(peft_config).startswith("pissa_niter")
+
+
 def refuse_untrainable(config: RunConfig, peft_config: Any, loaded_by_name: bool) -> None:
     """Refuse an adapter that would fail in its first step, or would not be what was asked for.
 

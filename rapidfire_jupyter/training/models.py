@@ -316,15 +316,22 @@ def default_tokenizer(config: Mapping[str, Any]) -> Any:
     return AutoTokenizer.from_pretrained(given or name, **kwargs)
 
 
-def with_weights(model: Any, tokenizer: Any, source: Path) -> tuple[Any, Any]:
-    """Put saved weights on a fresh base: an adapter around it, or all weights into it."""
+def with_weights(model: Any, tokenizer: Any, source: Path, seed: int) -> tuple[Any, Any]:
+    """Put saved weights on a fresh base: an adapter around it, or all weights into it.
+
+    Args:
+        seed: The run's. PiSSA by a randomised SVD takes from the base what its draws say, and does
+            so again when the adapter is loaded.
+    """
     if (source / "adapter_config.json").exists():
         from peft import PeftModel
 
         if isinstance(model, PeftModel):  # its own adapter gives way to the saved one
             prompts = model.active_peft_config.is_prompt_learning
             model = model.get_base_model() if prompts else model.unload()
-        return PeftModel.from_pretrained(model, str(source)), tokenizer
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return PeftModel.from_pretrained(model, str(source)), tokenizer
     return type(model).from_pretrained(str(source), dtype=model.dtype), tokenizer
 
 

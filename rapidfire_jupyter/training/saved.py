@@ -96,7 +96,7 @@ def _loaded(run: int, known: Saved, asked: Ask) -> _Loaded:
     adapted = (known.source / "adapter_config.json").exists()
     peft_config = trainers.peft_object(known.config) if adapted else None  # else weights are copied
     fresh = models.skeleton(base, known.config, peft_config, seed)
-    model, processor = models.with_weights(*fresh, known.source)
+    model, processor = models.with_weights(*fresh, known.source, seed)
     model.eval()
     sheet = answering.sheet(model, processor, known.config, known.data, known.kept)
     prompts = answering.asked_by_a_person(model, sheet, asked.prompts)

@@ -22,7 +22,7 @@ from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.mixture import WEIGHTS
 from rapidfire_jupyter.recorded import Recorded
-from rapidfire_jupyter.training import checkpoints
+from rapidfire_jupyter.training import adapters, checkpoints
 from rapidfire_jupyter.training.trainers import Schedule
 
 _OWN_START = ("model_name", "model_kwargs", "model_type", "tokenizer", "tokenizer_kwargs", "seed")
@@ -87,6 +87,13 @@ def _peft_refusal(parent: RunConfig, clone: RunConfig) -> str:
     optim = str(getattr(optim, "value", optim))
     if (new.r, new.lora_alpha) != (old.r, old.lora_alpha) and optim not in _PLAIN_MOMENTS:
         return f"r and lora_alpha scale what the optimizer keeps, and that of {optim!r} cannot be"
+    if adapters.follows_weights(new) and any(
+        getattr(old, name) != getattr(new, name) for name in ("r", "lora_alpha", "target_modules")
+    ):
+        return (
+            "this adapter was made from the weights it targets, for its rank, lora_alpha and "
+            "target_modules: none of them can change while it is kept"
+        )
     was, now = old.target_modules, new.target_modules
     if was != now and now != "all-linear":
         if isinstance(was, str) or isinstance(now, str) or was is None or now is None:
@@ -179,14 +186,15 @@ def _rewrite_adapter(folder: Path, trainer: Any) -> dict[str, tuple[float, tuple
     )
     factors: dict[str, tuple[float, tuple[int, ...]]] = {}
     for name, value in new.items():
+        linear = "lora_B" in name  # of embeddings it is A that begins with zeros
         if name not in old:
-            if "lora_B" in name:
+            if linear:
                 value.zero_()
             continue
         part = old[name].to(value.dtype)
-        scaled = factor if "lora_B" in name else 1.0
+        scaled = factor if linear or "lora_embedding_B" in name else 1.0
         factors[name] = (scaled, tuple(part.shape))
-        if "lora_B" in name and value.shape[1] > part.shape[1]:
+        if linear and value.shape != part.shape:
             value.zero_()
         part = part * scaled if scaled != 1.0 else part
         value[tuple(slice(n) for n in part.shape)] = part
@@ -229,12 +237,13 @@ def _rewrite_optimizer(
     moments = {parent_order[i]: value for i, value in old["state"].items()}
     new = optimizer.state_dict()
     shapes = {n: tuple(p.shape) for n, p in trainer.model.named_parameters()}
-    known = {name.replace(".weight", ".default.weight"): now for name, now in factors.items()}
+    saved = {name: name.replace(".default", "") for name in order}  # as PEFT calls them in files
     new["state"] = {
-        i: _moments(moments[name], shapes[name], *known.get(name, (1.0, shapes[name])))
+        i: _moments(moments[name], shapes[name], *factors.get(saved[name], (1.0, shapes[name])))
         for i, name in enumerate(order)
         if name in moments
     }
+    _check_shapes(new["state"], [(name, shapes[name]) for name in order])
     torch.save(new, path)
     if plateau is None:
         torch.save(scheduler.state_dict(), folder / "scheduler.pt")
@@ -270,6 +279,25 @@ def _moments(
         padded[tuple(slice(n) for n in value.shape)] = scaled
         result[key] = padded
     return result
+
+
+def _check_shapes(
+    states: Mapping[int, Mapping[str, Any]], expected: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    """Refuse moments of another shape than their parameter's: a fused Adam would crash the kernel.
+
+    Raises:
+        RapidFireError: Names the parameter.
+    """
+    for i, state in states.items():
+        name, shape = expected[i]
+        for key in ("exp_avg", "exp_avg_sq"):
+            there = tuple(getattr(state.get(key), "shape", shape))
+            if there != shape:
+                raise RapidFireError(
+                    f"what the optimizer keeps of {name} is {there} and cannot be made {shape}; "
+                    "use warm=False"
+                )
 
 
 def _rewrite_state(
