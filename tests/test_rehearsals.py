@@ -27,10 +27,10 @@ def rehearsed(monkeypatch):
     found = []
     original = watching.rehearse
 
-    def rehearse(trainer):
+    def rehearse(trainer, *given):
         args = trainer.args
         found.append((args.learning_rate, args.per_device_train_batch_size))
-        return original(trainer)
+        return original(trainer, *given)
 
     monkeypatch.setattr(watching, "rehearse", rehearse)
     return found

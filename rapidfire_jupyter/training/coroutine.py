@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from transformers import ProgressCallback, TrainerCallback, set_seed
-from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_callback import PrinterCallback
 from transformers.utils.notebook import NotebookProgressCallback
 
 from rapidfire_jupyter import storage
@@ -27,18 +27,17 @@ from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.training import (
-    adapters,
     attributes,
     checkpoints,
     estimates,
     gauge,
     generating,
     memory,
+    origin,
     output,
     rollback,
     streams,
     trainers,
-    warm,
     watching,
 )
 from rapidfire_jupyter.training.context import (
@@ -123,8 +122,7 @@ class Coroutine:
         self._commands, self._reports, self._interrupt = commands, reports, interrupt
         self._advance = Advance(0)
         self._rows = task.resume.rows if task.resume else 0
-        self._resume: Path | None = task.resume.path if task.resume else task.source
-        self._extra: dict[str, Any] = checkpoints.read_extra(self._resume) if self._resume else {}
+        self._origin = origin.of(task)
         self._trainer: Any = None
         self._base: Base | None = None
         self._gauge: gauge.Gauge | None = None
@@ -133,7 +131,6 @@ class Coroutine:
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
         self._largest = estimates.UNKNOWN
-        self._peft_config: Any = None
         self._save_wanted = False
         self._mark: rollback.Mark | None = None  # where weights and optimizer still are
         self._may_mark = False
@@ -154,7 +151,6 @@ class Coroutine:
         self._seat: generating.Seat | None = None  # among those that sample together
         self._resumed_at_end = False
         self._begun = False
-        self._start = task.resume.step if task.resume else 0
         self._parked_in_evaluation = False
         self.remains: list[weakref.ref[Any]] = []  # what was trained; dead once it is freed
 
@@ -192,7 +188,8 @@ class Coroutine:
     def _train(self) -> None:
         self._hand_over(self._build())
         try:
-            self._trainer.train(resume_from_checkpoint=str(self._resume) if self._resume else None)
+            begin = self._origin.path
+            self._trainer.train(resume_from_checkpoint=str(begin) if begin else None)
         except Exception as error:
             there = self._mark
             if there is None or not memory.exhausted(error):
@@ -331,7 +328,7 @@ class Coroutine:
         assert task is not None
         set_seed(task.data.seed)
         base = self._base = task.base()
-        peft_config = self._peft_config = trainers.peft_object(task.config)
+        peft_config = trainers.peft_object(task.config)
         if task.room is not None and peft_config is None:
             task.room.build(base.name, base.trainable_bytes())
         seed = trainers.run_seed(task.config, task.data.seed)
@@ -353,7 +350,8 @@ class Coroutine:
         check_untouched(base)
         needs = estimates.footprint(trainer, base.model)
         self._take_room(needs)  # what is sure must fit before anything is tried
-        if self._extra or not task.rehearsals.knows(task.config):  # the like of it was checked
+        checked = not self._origin.extra and task.rehearsals.knows(task.config)  # the like of it
+        if not checked:
             with watching.untouched(trainer):
                 check_adapter_reaches(trainer.model)
         schedule = self._schedule = trainers.make_schedule(
@@ -365,25 +363,27 @@ class Coroutine:
                 task.run_id, trainer, task.config, base, schedule.multiple
             )
         self._install()
-        notes = self._adapt_checkpoint()
+        self._origin, notes = origin.adapted(self._origin, task, trainer, schedule)
+        extra = self._origin.extra
         if task.config.trainer.own_order:
-            trainers.wind_on_sampler(trainer, self._start // schedule.steps_per_epoch)
-        if self._extra:
-            self._draws = watching.Draws(*self._extra.get("draws", (True, True)))
-            inexact = self._restart_reasons()
-            kept, measured, *then = self._extra.get("activations", (0, False, 1, None))
+            trainers.wind_on_sampler(trainer, self._origin.step // schedule.steps_per_epoch)
+        inexact: tuple[str, ...] = ()
+        if extra:
+            self._draws = watching.Draws(*extra.get("draws", (True, True)))
+            inexact = tuple(origin.doubts(task, trainer, peft_config, self._draws))
+            kept, measured, *then = extra.get("activations", (0, False, 1, None))
             kept, self._largest = estimates.scaled(
                 kept,
-                estimates.Largest(*self._extra.get("largest", ())),
+                estimates.Largest(*extra.get("largest", ())),
                 tuple(then),
                 estimates.micro_batch(task.config),
             )
         else:
             told = task.rehearsals.get(task.config, self._rehearse)
-            self._draws, self._largest, inexact = told.draws, told.largest, ()
+            self._draws, self._largest = told.draws, told.largest
             kept, measured = told.activations, told.measured
-            ahead = tuple(f"a restart will not be exact: {r}" for r in self._restart_reasons())
-            notes = (*notes, *ahead)
+            ahead = origin.doubts(task, trainer, peft_config, self._draws)
+            notes = (*notes, *(f"a restart will not be exact: {one}" for one in ahead))
         self._needs = needs = replace(needs, activations=kept, measured=measured)
         self._take_room(needs)
         peek = watching.first_batch(trainer, task.config.trainer.pairs)
@@ -392,12 +392,12 @@ class Coroutine:
             inexact = (*inexact, *self._take_place(peek))
         if trainers.uses_vllm(task.config):
             inexact = (*inexact, "vLLM samples its answers, with kernels and numbers of its own")
-        if self._neighbours.had_a_cell() and self._resume is None:
+        if self._neighbours.had_a_cell() and self._origin.path is None:
             inexact = (*inexact, "a cell ran while its adapter was made and may have drawn numbers")
-        if self._seat is not None and self._resume is None:
+        if self._seat is not None and self._origin.path is None:
             self._seat.at(0)
         disk_bytes = 3 * needs.gradients  # weights and two moments
-        return Prepared(schedule, self._start, base.name, disk_bytes, inexact, notes, needs)
+        return Prepared(schedule, self._origin.step, base.name, disk_bytes, inexact, notes, needs)
 
     def _rehearse(self) -> Rehearsal:
         trainer = self._trainer
@@ -418,7 +418,7 @@ class Coroutine:
         """Find this run's place in its stream; gives why it is not exact."""
         trainer, task = self._trainer, self._task
         assert task is not None
-        place = streams.place(self._extra, self._start, self._schedule.rows_per_step)
+        place = streams.place(self._origin.extra, self._origin.step, self._schedule.rows_per_step)
         again = peek
         if not self._draws.batch:
             again = watching.first_batch(trainer, task.config.trainer.pairs)
@@ -427,48 +427,12 @@ class Coroutine:
         self._place = place
         return reasons
 
-    def _restart_reasons(self) -> tuple[str, ...]:
-        """Why a run that goes on from a checkpoint may not be exact."""
-        reasons = []
-        if self._draws.batch:
-            reasons.append("its batches are made with random numbers; a restart cannot repeat them")
-        if getattr(self._trainer.args, "sync_ref_model", False):
-            reasons.append("sync_ref_model moves its reference, which began anew at a restart")
-        task = self._task
-        if task is not None and adapters.keeps_importances(task.config, self._peft_config):
-            reasons.append("AdaLoRA's importances of ranks are in no checkpoint and began anew")
-        for callback in self._trainer.callback_handler.callbacks:
-            ours = isinstance(callback, _Watcher) or type(callback).__module__.startswith(
-                "transformers."
-            )
-            if not ours and not isinstance(callback, ExportableState) and vars(callback):
-                name = type(callback).__name__
-                reasons.append(f"callback {name} has no state() and began anew at a restart")
-        return tuple(reasons)
-
-    def _adapt_checkpoint(self) -> tuple[str, ...]:
-        """Rewrite a checkpoint made with another config: a warm clone's, or a longer run's."""
-        task = self._task
-        assert task is not None
-        made_with = self._extra.get("config")
-        if self._resume is None or made_with is None:
-            return ()
-        changes = warm.changed(made_with, encode(flatten(task.config)))
-        if task.source is None and not changes:
-            return ()
-        target = task.run_dir / checkpoints.STAGING / "adapted"
-        made = warm.rewrite(self._resume, target, self._trainer, self._schedule, changes)
-        self._resume, self._extra = made.path, checkpoints.read_extra(made.path)
-        self._extra.get("stream", {}).pop("began", None)  # its batches may be others now
-        self._start = made.step
-        return made.notes
-
     def _is_known(self) -> bool:
         """Whether the trainer is one of those by name, of which all is known that it keeps."""
         return self._task is None or self._task.config.trainer.cls is None
 
     def _step(self) -> int:
-        return int(self._trainer.state.global_step) if self._begun else self._start
+        return int(self._trainer.state.global_step) if self._begun else self._origin.step
 
     def _install(self) -> None:
         """Put the session between the trainer and its own methods."""
@@ -531,7 +495,7 @@ class Coroutine:
     def _on_init_training_state(self, *args: Any) -> tuple[int, int]:
         """Epochs that are done, and batches of the next: of a stream, the trainer cannot know."""
         epochs, batches = self._init_training_state(*args)
-        if self._place is None or self._resume is None:
+        if self._place is None or self._origin.path is None:
             return epochs, batches
         steps = self._place.rows // self._schedule.rows_per_step
         return self._place.passes, steps * self._trainer.args.gradient_accumulation_steps
@@ -569,12 +533,12 @@ class Coroutine:
 
     def _redo_evaluation(self) -> bool:
         """Do the evaluation that the checkpoint was taken in the middle of, if it was."""
-        if not self._extra.pop("redo_evaluation", False):
+        if not self._origin.extra.pop("redo_evaluation", False):
             return False
-        assert self._resume is not None
+        assert self._origin.path is not None
         trainer = self._trainer
-        self._load_rng_state(str(self._resume))
-        set_unsaved_streams(self._extra.get("streams", {}))
+        self._load_rng_state(str(self._origin.path))
+        set_unsaved_streams(self._origin.extra.get("streams", {}))
         self._step_done(
             trainer._tr_loss, None, trainer.model, None, trainer.state.epoch, None, time.time()
         )
@@ -587,7 +551,7 @@ class Coroutine:
             self._streams_after_redo = None
         else:
             self._load_rng_state(checkpoint)
-            set_unsaved_streams(self._extra.get("streams", {}))
+            set_unsaved_streams(self._origin.extra.get("streams", {}))
 
     def _on_save_point(self, model: Any, trial: Any) -> None:
         """The user's save strategy asks for a checkpoint: it is taken at the boundary."""
@@ -607,7 +571,7 @@ class Coroutine:
         self._may_mark = rollback.can_mark(trainer)
         if not self._is_known():
             self._attributes = attributes.plain(trainer)
-        state, extra = trainer.state, self._extra
+        state, extra = trainer.state, self._origin.extra
         if not extra:
             if self._advance.until <= 0:
                 self._hand_over(Parked(0))
