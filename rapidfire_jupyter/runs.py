@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rapidfire_jupyter import folders, state, waiting
+from rapidfire_jupyter.encoding import decode
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.ops import OpHandle
 from rapidfire_jupyter.state import ACTIVE, Run
@@ -181,6 +182,15 @@ class RunView:
                 return int(self.config[name])
         return int(self._experiment_facts()["seed"])
 
+    def _recorded(self, field: str) -> dict[str, Any]:
+        """The values of a field of its config that holds several.
+
+        Raises:
+            ConfigError: One was an object, which no log holds.
+        """
+        known = {k: v for k, v in self.config.items() if k.startswith(f"{field}.")}
+        return {k.removeprefix(f"{field}."): decode(v, k) for k, v in known.items()}
+
     def _fresh_base(self) -> tuple[Any, Any]:
         from rapidfire_jupyter.training import models
 
@@ -188,16 +198,15 @@ class RunView:
         if fit is not None and self.id in fit.configs:
             return fit.executor.create_model(models.ModelConfig(fit.configs[self.id]))
         name = self.config.get("model_name")
-        values: dict[str, Any] = {
-            "model_name": name,
-            "model_type": "sequence_classification"
-            if self.facts.trainer_type == "Reward"
-            else "causal_lm",
-            "model_kwargs": {},
-            "tokenizer": None,
-            "tokenizer_kwargs": {},
-        }
+        head = "sequence_classification" if self.facts.trainer_type == "Reward" else "causal_lm"
         try:
+            values: dict[str, Any] = {
+                "model_name": name,
+                "model_type": self.config.get("model_type") or head,
+                "model_kwargs": self._recorded("model_kwargs"),
+                "tokenizer": decode(self.config.get("tokenizer"), "tokenizer"),
+                "tokenizer_kwargs": self._recorded("tokenizer_kwargs"),
+            }
             return models.default_create_model(values)
         except Exception as error:
             raise OpError(

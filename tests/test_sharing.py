@@ -121,6 +121,29 @@ def test_a_card_of_a_base_that_is_no_name_of_the_hub_is_taken_by_it(experiment, 
     assert card.startswith("---") and "base_model:" not in card
 
 
+def test_without_its_cells_a_model_is_loaded_on_the_base_that_its_config_tells(
+    experiment, tmp_path
+):
+    tiny.model().save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    base = config(str(tmp_path / "base"))
+    exp = experiment()
+    exp.run_fit(
+        base.copy(model_kwargs={"dtype": "bfloat16"}),
+        None,
+        tiny.sft_rows(12),
+        num_chunks=1,
+        block=True,
+    )
+    before = logits(exp.run(1).load_model()[0])
+    exp.end()
+
+    later = experiment().run(1)
+
+    assert later._experiment is not exp
+    assert before.dtype == torch.bfloat16 and torch.equal(logits(later.load_model()[0]), before)
+
+
 MERGED = {
     "dora": {"use_dora": True},
     "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
