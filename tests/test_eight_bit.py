@@ -146,6 +146,30 @@ def test_runs_share_a_base_in_4_bit_and_equal_plain_trl(experiment, tmp_path):
 
 
 @needs("bitsandbytes")
+def test_a_stop_keeps_the_adapter_of_a_base_in_4_bit_in_16_bit(experiment, tmp_path):
+    from transformers import BitsAndBytesConfig
+
+    tiny.model(**WIDE).save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    one = config("adamw_torch").copy(
+        model_name=str(tmp_path / "base"),
+        model_kwargs={"quantization_config": BitsAndBytesConfig(load_in_4bit=True)},
+    )
+    exp = experiment()
+    stopped = at(exp, 1, 2, lambda: exp.stop(1))
+
+    exp.run_fit(one, train_dataset=tiny.sft_rows(16), num_chunks=2, block=True)
+    stopped[0].wait(60)
+    exp.resume(1).wait(60)
+    exp.wait()
+
+    run = exp.run(1)
+    assert run.status == "completed" and run.exact, run.trace
+    assert {value.dtype for value in sliced(run)[0].values()} == {torch.bfloat16}
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
+
+
+@needs("bitsandbytes")
 def test_auto_goes_on_with_an_8_bit_optimizer_before_smaller_batches(experiment, tmp_path):
     one = scarce.config(4, 1, {"most": 3, **WIDE}, optim="adamw_torch")
     one = one.copy(peft_config=RFLoraConfig(r=64, target_modules=["q_proj"]))

@@ -9,6 +9,7 @@ import tiny
 import torch
 from oracle import assert_same, plain, sliced
 from safetensors.torch import load_file
+from test_ops import at
 
 from rapidfire_jupyter import List, RFGRPOConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.errors import ConfigError, RapidFireError
@@ -401,6 +402,32 @@ def test_an_adapter_that_the_user_made_is_copied_for_each_run_and_stays_as_it_wa
     assert not torch.equal(finals[0][key], finals[1][key])
     assert len(exp._fit.executor._bases) == 1
     assert_unchanged(mine, before)
+
+
+def in_16_bit(config):
+    """A base and an adapter in bfloat16, where PEFT would make the adapter in float32."""
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny.model(dtype=torch.bfloat16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        return get_peft_model(base, adapter, autocast_adapter_dtype=False), tiny.tokenizer()
+
+
+def test_an_adapter_in_16_bit_is_in_16_bit_after_a_stop(experiment, tmp_path):
+    exp = experiment()
+    stopped = at(exp, 1, 2, lambda: exp.stop(1))
+
+    exp.run_fit(config(None), in_16_bit, tiny.sft_rows(16), num_chunks=2, block=True)
+    stopped[0].wait(60)
+    exp.resume(1).wait(60)
+    exp.wait()
+
+    run = exp.run(1)
+    assert run.status == "completed" and run.exact, run.trace
+    assert {value.dtype for value in sliced(run)[0].values()} == {torch.bfloat16}
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
 
 
 def test_a_cached_object_handed_out_each_time_stays_as_it_was(experiment):

@@ -99,6 +99,7 @@ _HOOKS = (
     "_finalize_training",
     "_save_checkpoint",
     "_load_rng_state",
+    "_load_from_checkpoint",
     "_init_training_state",
 )
 _SILENCED = (PrinterCallback, ProgressCallback, NotebookProgressCallback)
@@ -147,6 +148,7 @@ class Coroutine:
         self._finalize: Any = None
         self._load_rng_state: Any = None
         self._init_training_state: Any = None
+        self._load_weights: Any = None
         self._place: streams.Place | None = None  # in a stream
         self._seat: generating.Seat | None = None  # among those that sample together
         self._resumed_at_end = False
@@ -451,6 +453,8 @@ class Coroutine:
         self._load_rng_state = trainer._load_rng_state
         self._finalize = trainer._finalize_training
         self._init_training_state = trainer._init_training_state
+        self._load_weights = trainer._load_from_checkpoint
+        trainer._load_from_checkpoint = self._on_load_weights
         trainer._init_training_state = self._on_init_training_state
         trainer._finalize_training = self._on_finalize
         trainer._maybe_log_save_evaluate = self._on_step_done
@@ -499,6 +503,14 @@ class Coroutine:
             return epochs, batches
         steps = self._place.rows // self._schedule.rows_per_step
         return self._place.passes, steps * self._trainer.args.gradient_accumulation_steps
+
+    def _on_load_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Load a checkpoint's weights; PEFT makes adapters in 16 bit (QLoRA's) anew in float32."""
+        made = {n: p.dtype for n, p in self._trainer.model.named_parameters()}
+        self._load_weights(*args, **kwargs)
+        for name, parameter in self._trainer.model.named_parameters():
+            if parameter.dtype != made.get(name, parameter.dtype):
+                parameter.data = parameter.data.to(made[name])
 
     def _on_run_epoch(self, **kwargs: Any) -> None:
         trainer = self._trainer
@@ -656,7 +668,7 @@ class Coroutine:
         self._trainer = self._task = self._base = None
         self._gauge = self._replies = self._seat = self._neighbours = None
         self._step_done = self._run_epoch = self._finalize = self._load_rng_state = None
-        self._init_training_state = None
+        self._init_training_state = self._load_weights = None
         if trainer is not None:
             handle = getattr(trainer, "neftune_hook_handle", None)
             if handle is not None:
