@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from transformers.utils.notebook import NotebookProgressCallback
 
 from rapidfire_jupyter import storage
 from rapidfire_jupyter.config import flatten
-from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import RapidFireError
 from rapidfire_jupyter.training import (
@@ -48,6 +47,7 @@ from rapidfire_jupyter.training.context import (
     unsaved_streams,
 )
 from rapidfire_jupyter.training.failures import failure, is_of_disk
+from rapidfire_jupyter.training.logged import Logged
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
     Advance,
@@ -73,14 +73,7 @@ from rapidfire_jupyter.training.messages import (
     Spell,
     Task,
 )
-from rapidfire_jupyter.training.metrics import (
-    clean_row,
-    judges_texts,
-    named,
-    of_all_tasks,
-    safe_compute_metrics,
-    with_perplexity,
-)
+from rapidfire_jupyter.training.metrics import judges_texts, safe_compute_metrics
 from rapidfire_jupyter.training.models import (
     Base,
     check_adapter_reaches,
@@ -122,7 +115,7 @@ class Coroutine:
         self._task: Task | None = task
         self._commands, self._reports, self._interrupt = commands, reports, interrupt
         self._advance = Advance(0)
-        self._rows = task.resume.rows if task.resume else 0
+        self._logged = Logged(task)
         self._origin = origin.of(task)
         self._trainer: Any = None
         self._base: Base | None = None
@@ -139,7 +132,6 @@ class Coroutine:
         self._epoch_closing = False
         self._in_evaluation = False
         self._replies: Any = None  # Replies, once there is a trainer
-        self._of_tasks: dict[str, dict[str, Any]] = {}  # rows of an evaluation by task so far
         self._streams_after_redo: dict[str, Any] | None = None
         self._watching_evaluation = False
         # The trainer's own methods, behind ours. Any: bound methods of TRL trainers.
@@ -198,7 +190,7 @@ class Coroutine:
                 raise
             failed = failure(error, self._largest)
             rollback.go_back(self._trainer, there, error)
-            self._rows = there.rows
+            self._logged.count = there.rows
             self._neighbours.forget()
         else:
             self._hand_over(Finished(self._trainer.state.global_step))
@@ -259,7 +251,7 @@ class Coroutine:
             self._gauge.sample()
         aligned = step % self._schedule.multiple == 0
         if aligned and self._may_mark:
-            self._mark = rollback.mark(trainer, self._rows, self._is_known())
+            self._mark = rollback.mark(trainer, self._logged.count, self._is_known())
         if self._seat is not None and aligned and not ending:
             self._seat.at(step)
         deadline = self._advance.deadline
@@ -282,7 +274,7 @@ class Coroutine:
     def _save(self, beside: int) -> Report:
         trainer, task = self._trainer, self._task
         assert task is not None
-        rows = self._rows + beside
+        rows = self._logged.count + beside
         facts = {
             "rows": rows,
             "config": encode(flatten(task.config)),
@@ -304,24 +296,25 @@ class Coroutine:
             facts["attributes"] = attributes.moved(trainer, self._attributes)
         if self._place is not None:
             facts["stream"] = self._place.at(self._step(), self._schedule.rows_per_step)
-        try:
-            folder = checkpoints.stage(trainer, task.run_dir, facts)
-        except Exception as error:
-            if not is_of_disk(error):
-                raise
-            return SaveFailed(f"{type(error).__name__}: {error}")
-        return Saved(folder, trainer.state.global_step, rows, trainer.state.best_global_step)
+        return self._staged(lambda: checkpoints.stage(trainer, task.run_dir, facts), rows)
 
     def _save_final(self) -> Report:
-        assert self._task is not None
-        trainer = self._trainer
+        trainer, task = self._trainer, self._task
+        assert task is not None
+        return self._staged(
+            lambda: checkpoints.stage_final(trainer, task.run_dir), self._logged.count
+        )
+
+    def _staged(self, stage: Callable[[], Path], rows: int) -> Report:
+        """What becomes of writing a folder; a disk that fails is no fault of this run."""
         try:
-            folder = checkpoints.stage_final(trainer, self._task.run_dir)
+            folder = stage()
         except Exception as error:
             if not is_of_disk(error):
                 raise
             return SaveFailed(f"{type(error).__name__}: {error}")
-        return Saved(folder, trainer.state.global_step, self._rows, trainer.state.best_global_step)
+        state = self._trainer.state
+        return Saved(folder, state.global_step, rows, state.best_global_step)
 
     # ---- building ----
 
@@ -485,7 +478,8 @@ class Coroutine:
             except Exception as error:
                 if may_leave and self._may_mark and memory.exhausted(error) == "evaluation":
                     self._in_evaluation = True  # it will be done again, from a checkpoint
-                    self._mark = rollback.mark(self._trainer, self._rows, self._is_known(), streams)
+                    rows, known = self._logged.count, self._is_known()
+                    self._mark = rollback.mark(self._trainer, rows, known, streams)
                 raise
         closing, self._epoch_closing = self._epoch_closing, False
         if closing == self._step_closes_epoch():  # of an epoch's last step, after on_epoch_end only
@@ -600,31 +594,13 @@ class Coroutine:
 
     def on_log(self, row: dict[str, Any]) -> None:
         """Each row of the trainer's log becomes an event."""
-        self._rows += 1
         if any(name.startswith("eval_") for name in row):
             self._watching_evaluation = False  # it cannot be done again: it is in the log in part
-        row = self._with_tasks(row)
-        self._emit("logged", row=clean_row(row, self._warn), source="trainer")
+        self._logged.add(row, self._trainer)
 
     def on_update(self) -> None:
         """Weights and optimizer states are about to change."""
         self._mark = None
-
-    def _with_tasks(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with perplexities; of an eval set by name, which TRL logs in turn, with that name.
-
-        The last one's row has the means over all of them, too.
-        """
-        assert self._task is not None
-        names = [name for name in tasks.by_name(self._task.data.eval) if name]
-        task = next((name for name in names if f"eval_{name}_loss" in row), None)
-        if task is None:
-            return with_perplexity(row, self._trainer)
-        row = self._of_tasks[task] = named(row, task)
-        if task == names[-1]:
-            row = {**row, **of_all_tasks(self._of_tasks)}
-            self._of_tasks = {}
-        return with_perplexity(row, self._trainer, names)
 
     def on_prediction_step(self) -> None:
         """Between two batches of an evaluation: let the engine do what it was asked."""
