@@ -122,6 +122,14 @@ class RunView:
         Raises:
             OpError: It has no weights yet, or its create_model_fn is not known in this kernel.
         """
+        return self._load(unpacked=False)
+
+    def _load(self, unpacked: bool) -> Any:
+        """Its model and tokenizer. Any: Hugging Face objects.
+
+        Args:
+            unpacked: A base in 4 bit is made whole, so that an adapter can be put into it.
+        """
         from rapidfire_jupyter.data.mapping import chat_template
         from rapidfire_jupyter.training import checkpoints, models
 
@@ -130,6 +138,8 @@ class RunView:
         if source is None:
             raise OpError(f"run {self.id} has no checkpoint yet; wait for its first chunk")
         model, tokenizer = self._fresh_base()
+        if unpacked and getattr(model, "is_quantized", False):
+            model = model.dequantize()
         if self.config.get("chat_template") is not None:
             tokenizer.chat_template = chat_template(self.config["chat_template"])
         return models.with_weights(model, tokenizer, source, self._seed())
@@ -139,14 +149,14 @@ class RunView:
 
         Args:
             merged: Put the adapter into the base's weights: the folder is then a whole model, which
-                `RFModelConfig(folder)` takes as the base of new runs.
+                `RFModelConfig(folder)` takes as the base of new runs. A base in 4 bit is unpacked.
 
         Raises:
             OpError: The folder is not empty, there are no weights yet, or they cannot be merged.
         """
         from rapidfire_jupyter import sharing
 
-        model, tokenizer = self.load_model()
+        model, tokenizer = self._load(unpacked=merged)
         return sharing.save(model, tokenizer, self.card(), Path(folder), merged)
 
     def push_to_hub(
@@ -159,7 +169,7 @@ class RunView:
         """
         from rapidfire_jupyter import sharing
 
-        model, tokenizer = self.load_model()
+        model, tokenizer = self._load(unpacked=merged)
         return sharing.push(model, tokenizer, self.card(), repo_id, merged, private, token)
 
     def card(self) -> str:

@@ -170,6 +170,31 @@ def test_a_stop_keeps_the_adapter_of_a_base_in_4_bit_in_16_bit(experiment, tmp_p
 
 
 @needs("bitsandbytes")
+def test_an_adapter_is_merged_into_its_base_in_4_bit_unpacked(experiment, tmp_path):
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    tiny.model(**WIDE).save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype="float32")
+    one = config("adamw_torch").copy(
+        model_name=str(tmp_path / "base"), model_kwargs={"quantization_config": packed}
+    )
+    exp = experiment()
+    exp.run_fit(one, train_dataset=tiny.sft_rows(16), num_chunks=1, block=True)
+    ids = torch.arange(3, 12)[None]  # (1, 9)
+
+    folder = exp.run(1).save(tmp_path / "merged", merged=True)
+
+    merged = AutoModelForCausalLM.from_pretrained(folder)
+    assert not getattr(merged, "is_quantized", False)
+    with torch.no_grad():
+        whole = merged.eval()(ids).logits
+        parts = exp.run(1).load_model()[0].eval()(ids).logits
+        plain_base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()(ids).logits
+    assert (whole - parts).abs().max() < 0.01 < (whole - plain_base).abs().max()
+
+
+@needs("bitsandbytes")
 def test_auto_goes_on_with_an_8_bit_optimizer_before_smaller_batches(experiment, tmp_path):
     one = scarce.config(4, 1, {"most": 3, **WIDE}, optim="adamw_torch")
     one = one.copy(peft_config=RFLoraConfig(r=64, target_modules=["q_proj"]))
