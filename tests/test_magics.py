@@ -309,6 +309,14 @@ def test_hyperparameters_are_offered_short_where_the_name_is_clear():
     assert "trainer_type" not in offered
 
 
+def test_trls_warning_of_its_experimental_part_is_silenced(shell, monkeypatch):
+    monkeypatch.delenv("TRL_EXPERIMENTAL_SILENCE", raising=False)
+
+    magics.load_ipython_extension(shell)
+
+    assert os.environ["TRL_EXPERIMENTAL_SILENCE"] == "1"
+
+
 def test_loading_twice_leaves_one_matcher_and_unloading_none(shell):
     magics.load_ipython_extension(shell)
     magics.load_ipython_extension(shell)

@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from oracle import assert_same, plain, sliced
+from test_ops import at
 
 from rapidfire_jupyter import RFConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
 from rapidfire_jupyter.errors import ConfigError, OpError
@@ -118,6 +119,42 @@ def test_each_method_is_exact_beside_another_and_leaves_the_base_untouched(
     assert_same(sliced(run), plain(run, tmp_path / "plain"), method)
     loaded, _ = run.load_model()
     assert torch.isfinite(loaded(input_ids=torch.arange(4)[None]).logits).all()
+
+
+ENCODERS = {
+    "p_tuning": METHODS["p_tuning"],
+    "prefix_projection": RFConfig(
+        peft.PrefixTuningConfig,
+        num_virtual_tokens=4,
+        prefix_projection=True,
+        encoder_hidden_size=16,
+        task_type="CAUSAL_LM",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ENCODERS)
+def test_the_encoder_of_a_prompt_is_what_it_was_after_a_stop(experiment, tmp_path, method):
+    exp = experiment()
+    stopped = at(exp, 1, 2, lambda: exp.stop(1))
+
+    exp.run_fit(
+        config("plain").copy(peft_config=ENCODERS[method]),
+        tiny.create_model,
+        tiny.sft_rows(16),
+        num_chunks=2,
+        block=True,
+    )
+    stopped[0].wait(60)
+    clone = exp.clone(1, {}, warm=True).wait(60)
+    exp.resume(1).wait(60)
+    exp.wait(60)
+
+    alone = plain(exp.run(1), tmp_path / "plain")
+    for run in (exp.run(1), exp.run(clone.run_id)):
+        assert run.status == "completed" and run.exact, (run.trace, run.exact)
+        assert_same(sliced(run), alone, run.name)
 
 
 class AllocateRanks(tiny.Callback):

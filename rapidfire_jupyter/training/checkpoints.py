@@ -24,6 +24,7 @@ from rapidfire_jupyter import storage
 
 MANIFEST = "rapidfire_manifest.json"
 EXTRA = "trainer_extra.json"
+ENCODER = "prompt_encoder.safetensors"
 STAGING = "staging"
 FINAL = "final"
 _NAME = re.compile(r"checkpoint-(\d+)(\.old)?")
@@ -70,6 +71,7 @@ def stage(trainer: Any, run_dir: Path, facts: dict[str, Any]) -> Path:
         trainer._save_checkpoint(trainer.model, None)
     folder = staging / f"checkpoint-{state.global_step}"
     (folder / EXTRA).write_text(json.dumps(extra), encoding="utf-8")
+    _save_encoder(trainer.model, folder)
     _make_best_relative(folder, state.best_global_step, state.best_model_checkpoint)
     return folder
 
@@ -155,6 +157,42 @@ def restore_extra(trainer: Any, extra: dict[str, Any]) -> None:
                 getattr(trainer, name)[key].update(kept)
             else:
                 getattr(trainer, name)[key] = kept
+
+
+def _encoder(model: Any) -> dict[str, Any]:
+    """What trains in a model whose prompt has an encoder (P-tuning, prefix projection), by name.
+
+    PEFT saves what the encoder says, but not the encoder.
+    """
+    if not hasattr(model, "peft_config"):
+        return {}
+    found = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    within = [name for name in found if name.startswith("prompt_encoder.")]
+    return found if any(not name.endswith("embedding.weight") for name in within) else {}
+
+
+def _save_encoder(model: Any, folder: Path) -> None:
+    found = {name: one.detach().contiguous() for name, one in _encoder(model).items()}
+    if found:
+        from safetensors.torch import save_file
+
+        save_file(found, str(folder / ENCODER))
+
+
+def restore_encoder(model: Any, folder: Path) -> bool:
+    """Give a model what it had learned, if a checkpoint has the encoder of its prompt.
+
+    Returns:
+        Whether it has; else the weights are where the trainer looks for them.
+    """
+    if not (folder / ENCODER).exists():
+        return False
+    from safetensors.torch import load_file
+
+    kept = load_file(str(folder / ENCODER))
+    for name, one in _encoder(model).items():
+        one.data.copy_(kept[name])
+    return True
 
 
 def read_extra(folder: Path) -> dict[str, Any]:

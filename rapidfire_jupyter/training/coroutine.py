@@ -498,10 +498,12 @@ class Coroutine:
         steps = self._place.rows // self._schedule.rows_per_step
         return self._place.passes, steps * self._trainer.args.gradient_accumulation_steps
 
-    def _on_load_weights(self, *args: Any, **kwargs: Any) -> None:
+    def _on_load_weights(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
         """Load a checkpoint's weights; PEFT makes adapters in 16 bit (QLoRA's) anew in float32."""
+        if checkpoints.restore_encoder(self._trainer.model, Path(checkpoint)):
+            return
         made = {n: p.dtype for n, p in self._trainer.model.named_parameters()}
-        self._load_weights(*args, **kwargs)
+        self._load_weights(checkpoint, *args, **kwargs)
         for name, parameter in self._trainer.model.named_parameters():
             if parameter.dtype != made.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(made[name])
