@@ -26,6 +26,7 @@ from rapidfire_jupyter.slicing import Slice, tell_cut
 from rapidfire_jupyter.state import ACTIVE, Run
 from rapidfire_jupyter.training import memory, messages
 from rapidfire_jupyter.training.gauge import Reading
+from rapidfire_jupyter.turn import Turn
 from rapidfire_jupyter.undo import opposite
 
 logger = logging.getLogger(__name__)
@@ -47,15 +48,15 @@ class Engine:
     """The one training thread of a process.
 
     Public methods are safe from any thread and never wait for training, except those that say so.
+
+    Attributes:
+        turn: Whose turn it is; `turn.hold` pauses training.
     """
 
     def __init__(self) -> None:
         self._inbox: queue.Queue[_Message] = queue.Queue()
         self._fits: list[Fit] = []
-        self._turn: tuple[Fit, int] | None = None
-        self._turn_lock = threading.Lock()
-        self._hold = threading.Event()
-        self._held = threading.Event()
+        self.turn = Turn()
         self._exiting = False
         self._exit: Future[None] | None = None
         self._asks: list[_Message] = []  # answered between two slices
@@ -108,27 +109,9 @@ class Engine:
         """Whether an experiment in it wants training to pause while cells run."""
         return any(fit.pace.held_for_cells for fit in list(self._fits))
 
-    def hold(self, timeout: float) -> bool:
-        """Pause training at the next boundary, until `release`; False if `timeout` seconds pass."""
-        with self._turn_lock:
-            self._hold.set()
-            training = self._turn is not None
-        self._interrupt(True)
-        return self._held.wait(timeout) if training else True
-
-    def release(self) -> None:
-        """Let training go on after `hold`."""
-        self._hold.clear()
-
     def _send(self, message: _Message) -> None:
         self._inbox.put(message)
-        self._interrupt(True)
-
-    def _interrupt(self, wanted: bool) -> None:
-        with self._turn_lock:
-            if self._turn is not None:
-                fit, run = self._turn
-                fit.executor.ask(run, wanted)
+        self.turn.interrupt()
 
     # ---- the thread ----
 
@@ -139,17 +122,17 @@ class Engine:
                 return  # no run may compute while Python ends
             self._empty_trash()
             self._tell_cut_slices()
-            holding = self._hold.is_set()
+            holding = self.turn.is_held()
             if not holding:
                 self._answer()
                 self._decide()
             if self._exiting:
                 return
-            turn = None if holding else self._next_turn()
-            if turn is None:
+            coming = None if holding else self._next_turn()
+            if coming is None:
                 self._wait(holding)
                 continue
-            fit, run = turn
+            fit, run = coming
             try:
                 self._take_turn(fit, run)
             except Exception as error:  # the disk or a fault of ours; this thread serves others too
@@ -182,17 +165,12 @@ class Engine:
 
         Cells that training is held for come first.
         """
-        while True:
-            with self._turn_lock:
-                if self._exiting or not self._hold.is_set():
-                    self._turn = fit, run
-                    break
+        while not self.turn.begin(fit, run, anyhow=self._exiting):
             self._wait(holding=True)
         try:
             yield
         finally:
-            with self._turn_lock:
-                self._turn = None
+            self.turn.end()
 
     def _decide(self) -> None:
         for fit in list(self._fits):
@@ -221,15 +199,13 @@ class Engine:
         if not holding and self._tidied is not None:
             memory.give_back()
             self._tidied = None
-        self._held.set()
-        try:
+        with self.turn.resting():
             soon = holding or self._deferred or self._asks or any(map(_undecided, self._fits))
             seconds = 0.02 if soon else (1.0 if self._trash() else None)
-            message = self._inbox.get(timeout=seconds)
-        except queue.Empty:
-            return
-        finally:
-            self._held.clear()
+            try:
+                message = self._inbox.get(timeout=seconds)
+            except queue.Empty:
+                return
         self._take(message)
 
     def _tidy(self) -> None:
@@ -241,7 +217,7 @@ class Engine:
             self._tidied = now
 
     def _read_inbox(self) -> None:
-        while self._deferred and not self._hold.is_set():
+        while self._deferred and not self.turn.is_held():
             self._handle(self._deferred.pop(0))
         while True:
             try:
@@ -252,7 +228,7 @@ class Engine:
 
     def _take(self, message: _Message) -> None:
         """Handle a message; while training is held for a cell, ops wait: they may need a run."""
-        if message.action in ("op", "end") and (self._deferred or self._hold.is_set()):
+        if message.action in ("op", "end") and (self._deferred or self.turn.is_held()):
             self._deferred.append(message)
         else:
             self._handle(message)
@@ -313,10 +289,8 @@ class Engine:
 
     def _take_turn(self, fit: Fit, run: int) -> None:
         started = time.monotonic()
-        with self._turn_lock:
-            if self._hold.is_set():
-                return
-            self._turn = fit, run
+        if not self.turn.begin(fit, run):
+            return
         fit.undecided = True
         try:
             if not fit.executor.is_open(run):
@@ -330,8 +304,7 @@ class Engine:
                 with Slice(fit, run, in_turns=cycle is not None) as told:
                     self._slice(fit, run, told, cycle)
         finally:
-            with self._turn_lock:
-                self._turn = None
+            self.turn.end()
             fit.used_seconds += (time.monotonic() - started) / fit.weight
             self._tidy()
 
@@ -404,7 +377,7 @@ class Engine:
         """
         pace, started, read = fit.pace, told.started, Reading()
         fit.begun.add(run)
-        if not self._inbox.empty() or self._hold.is_set():
+        if not self._inbox.empty() or self.turn.is_held():
             fit.executor.ask(run, True)
         while True:
             deadline = fit.saved_at[run] + pace.checkpoint_seconds
@@ -425,7 +398,7 @@ class Engine:
             fit.executor.ask(run, False)
             if not self._inbox.empty():
                 fit.moved(run, report.step)
-            while self._hold.is_set() and not self._exiting:
+            while self.turn.is_held() and not self._exiting:
                 self._wait(holding=True)
             self._read_inbox()
             known = fit.state.runs.get(run)
@@ -447,7 +420,7 @@ class Engine:
     def _between(self, fit: Fit, run: int) -> bool:
         """Answer the inbox while a run is parked in an evaluation; False if it has to end."""
         fit.executor.ask(run, False)
-        while self._hold.is_set() and not self._exiting:
+        while self.turn.is_held() and not self._exiting:
             self._wait(holding=True)
         self._read_inbox()
         return not self._exiting and fit.executor.is_open(run)

@@ -155,7 +155,7 @@ def _start_engine(fit: Fit, request: Request) -> None:
     runner = engine()
     isolation.cells.watch(notebook.shell())
     if request.isolation == "cells":
-        isolation.cells.pause_training(runner.hold, runner.release)
+        isolation.cells.pause_training(runner.turn.hold, runner.turn.release)
     elif not runner.is_held_for_cells():
         isolation.cells.pause_training(None, None)
     _flush_at_sigterm(runner)

@@ -906,32 +906,32 @@ def test_a_cell_beside_a_step_is_remembered_when_its_evaluation_is_parked_in(exp
 
 
 def test_a_hold_in_a_chunk_evaluation_takes_effect_at_the_next_batch(experiment, monkeypatch):
-    exp, runner, told, batches = experiment(), engine(), [], []
-    asked, predict, interrupt = threading.Event(), SFTTrainer.prediction_step, runner._interrupt
+    exp, turn, told, batches = experiment(), engine().turn, [], []
+    asked, predict, interrupt = threading.Event(), SFTTrainer.prediction_step, turn.interrupt
 
     def prediction_step(*args, **kwargs):
         batches.append(len(batches) + 1)
         if batches[-1] == 2:
-            threading.Thread(target=lambda: told.append(runner.hold(60))).start()
+            threading.Thread(target=lambda: told.append(turn.hold(60))).start()
             assert asked.wait(60)
         elif batches[-1] == 4:
             told.append("evaluated on")
         return predict(*args, **kwargs)
 
-    def interrupting(wanted):
-        interrupt(wanted)
+    def interrupting():
+        interrupt()
         if batches:
             asked.set()
 
     monkeypatch.setattr(SFTTrainer, "prediction_step", prediction_step)
-    monkeypatch.setattr(runner, "_interrupt", interrupting)
+    monkeypatch.setattr(turn, "interrupt", interrupting)
 
     exp.run_fit(
         config(per_device_eval_batch_size=1), tiny.create_model, ROWS, ROWS[:8], num_chunks=1
     )
     until(exp, lambda: bool(told), 60)
     held = len(batches)
-    runner.release()
+    turn.release()
     exp.wait(60)
 
     assert told[0] is True and held in (2, 3)
