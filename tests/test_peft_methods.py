@@ -9,7 +9,13 @@ import torch
 from oracle import assert_same, plain, sliced
 from test_ops import at
 
-from rapidfire_jupyter import RFConfig, RFLoraConfig, RFModelConfig, RFSFTConfig
+from rapidfire_jupyter import (
+    RFConfig,
+    RFDistillationConfig,
+    RFLoraConfig,
+    RFModelConfig,
+    RFSFTConfig,
+)
 from rapidfire_jupyter.errors import ConfigError, OpError
 
 TARGETS = ["q_proj", "v_proj"]
@@ -261,6 +267,19 @@ def test_what_trl_cannot_train_is_refused_in_the_cell(experiment, method):
         exp.run_fit(config("plain").copy(peft_config=adapter), tiny.create_model, tiny.sft_rows(16))
 
     assert str(refused.value).startswith("run 1: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("method", ["prompt", "p_tuning", "prefix"])
+def test_prompts_are_refused_where_the_loss_does_not_see_them(experiment, method):
+    one = RFModelConfig(
+        "tiny",
+        peft_config=METHODS[method],
+        training_args=RFDistillationConfig(max_completion_length=4),
+        teacher_model="teacher",
+    )
+
+    with pytest.raises(ConfigError, match=r"where prompts are not; use RFLoraConfig"):
+        experiment().run_fit(one, tiny.create_model, tiny.grpo_rows(8))
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="possible here")

@@ -151,6 +151,21 @@ def loaded(config):
     return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 
 
+def test_a_reference_that_is_loaded_by_name_needs_one(experiment):
+    args = RFRLOOConfig(num_generations=2, max_completion_length=4)  # its beta is 0.05
+    exp = experiment()
+
+    exp.run_fit(
+        RFModelConfig("tiny", training_args=args, reward_funcs=[tiny.reward_length]),
+        tiny.create_model,
+        tiny.grpo_rows(8),
+        num_chunks=1,
+        block=True,
+    )
+
+    assert "beta=0.05 needs a reference, which TRL's RLOO loads by the model's" in exp.run(1).error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [False, True])
 def test_an_evaluation_before_training_is_computed_once_for_plain_lora(

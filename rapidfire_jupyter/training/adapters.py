@@ -21,6 +21,7 @@ _OF_DATA = {
     "lora_ga": "preprocess_loraga",
 }
 
+_PROMPTS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING")
 _NEEDS_TASKS = "it needs task_ids with each batch, which TRL's trainers do not give"
 _NOT_BY_TRL = {
     "CPT": "its loss needs logits, which TRL's trainers do not make; use PromptTuningConfig",
@@ -67,6 +68,11 @@ def refuse_untrainable(config: RunConfig, peft_config: Any, loaded_by_name: bool
     kind = _kind_of(peft_config)
     if config.trainer.cls is None and kind in _NOT_BY_TRL:
         raise ConfigError(f"peft_config={type(peft_config).__name__}: {_NOT_BY_TRL[kind]}")
+    if config.trainer.name == "Distillation" and kind in _PROMPTS:
+        raise ConfigError(
+            f"peft_config={type(peft_config).__name__}: TRL's distillation asks the model below "
+            "the adapter, where prompts are not; use RFLoraConfig"
+        )
     init = _init_of(peft_config)
     if init == "eva":
         raise ConfigError(

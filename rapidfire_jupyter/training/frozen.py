@@ -15,6 +15,7 @@ from torch import nn
 
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.encoding import encode
+from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.rewards import reward_list
 from rapidfire_jupyter.training import rewards
 from rapidfire_jupyter.training.models import Base, default_create_model
@@ -89,6 +90,7 @@ def references_loaded_once(
     loader = "create_model_from_path"
     sources = (sys.modules[c.__module__] for c in _ancestors(config) if c.__name__ in _LOADING)
     modules = [module for module in sources if hasattr(module, loader)]
+    _check_named(config, args, base, bool(modules))
     apart = any(getattr(args, n, False) for n in ("sync_ref_model", "cast_lm_head_to_fp32"))
     if config.model.peft_config is not None or not modules or apart:  # apart: it is written into
         yield
@@ -109,6 +111,23 @@ def references_loaded_once(
         yield
     finally:
         setattr(module, loader, original)
+
+
+def _check_named(config: RunConfig, args: Any, base: Base, loads: bool) -> None:
+    """Refuse a model without a name where its trainer loads the reference by that.
+
+    Raises:
+        ConfigError: Says what works.
+    """
+    adapted = config.model.peft_config is not None or hasattr(base.model, "peft_config")
+    named = getattr(base.model.config, "_name_or_path", "")
+    beta: Any = getattr(args, "beta", None)
+    if loads and beta and not adapted and not named:
+        raise ConfigError(
+            f"beta={beta} needs a reference, which TRL's {config.trainer.name} loads by the "
+            "model's name where all weights are trained, and this model has none: save_pretrained "
+            "it to a folder and load that, or use beta=0.0, or an adapter"
+        )
 
 
 def _ancestors(config: RunConfig) -> tuple[Any, ...]:
