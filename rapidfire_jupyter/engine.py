@@ -7,7 +7,6 @@ run is training. What it does becomes events; nothing else changes an experiment
 
 import atexit
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -16,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rapidfire_jupyter import deciding, folders, observing, operations, scheduler
+from rapidfire_jupyter import deciding, folders, leaving, observing, operations, scheduler
 from rapidfire_jupyter.asking import Asking, begin, opened, reply
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.fit import Fit
@@ -28,8 +27,6 @@ from rapidfire_jupyter.training import memory, messages
 from rapidfire_jupyter.training.gauge import Reading
 from rapidfire_jupyter.turn import Turn
 from rapidfire_jupyter.undo import opposite
-
-logger = logging.getLogger(__name__)
 
 TIDY_SECONDS = 10.0  # memory that runs freed is given back this often while they train
 
@@ -136,7 +133,7 @@ class Engine:
             try:
                 self._take_turn(fit, run)
             except Exception as error:  # the disk or a fault of ours; this thread serves others too
-                self._halt(fit, error)
+                leaving.halt(fit, error)
 
     def _answer(self) -> None:
         """Let runs answer what was asked of them; what is asked meanwhile waits for a step."""
@@ -178,7 +175,7 @@ class Engine:
                 try:
                     deciding.look(fit, self._settle)
                 except OSError as error:
-                    self._halt(fit, error)
+                    leaving.halt(fit, error)
 
     def _settle(self, fit: Fit, run: int) -> None:
         """Let a run that is to be stopped answer first what it owes; after a crash it is opened."""
@@ -251,14 +248,17 @@ class Engine:
             elif message.action == "oversee" and message.fit is not None:
                 message.fit.oversee()
             elif message.action == "end" and message.fit is not None:
-                self._end(message.fit)
+                if message.fit in self._fits:
+                    self._fits.remove(message.fit)
+                    leaving.end(message.fit)
             elif message.action == "exit":
                 self._exiting = True
-                self._save_all()
+                for fit in self._fits:
+                    leaving.save(fit)
             message.reply.set_result(None)
         except Exception as error:
             if message.fit is not None and isinstance(error, OSError):
-                self._halt(message.fit, error)
+                leaving.halt(message.fit, error)
             if isinstance(message.reply, Future):
                 message.reply.set_exception(error)
             else:
@@ -425,27 +425,6 @@ class Engine:
         self._read_inbox()
         return not self._exiting and fit.executor.is_open(run)
 
-    def _halt(self, fit: Fit, error: Exception) -> None:
-        """Stop training an experiment whose disk fails; no run is marked: it can be recovered."""
-        if fit.halted:
-            return
-        if isinstance(error, OSError):
-            what = (
-                f"the experiment's disk failed ({error}); free space (delete(run) frees that of a "
-                "run) or repair it"
-            )
-        else:
-            what = f"training stopped at a fault of the engine ({type(error).__name__}: {error})"
-            logger.error("engine fault", exc_info=error)
-        fit.left = True
-        fit.halted = (
-            f"{what}, then run the same run_fit again: it goes on from the last checkpoints"
-        )
-        with contextlib.suppress(OSError):
-            fit.executor.end()
-        with contextlib.suppress(OSError):
-            fit.emit("alert", text=fit.halted)
-
     # ---- ops ----
 
     def _do(self, fit: Fit, op: Op, handle: OpHandle) -> None:
@@ -465,41 +444,7 @@ class Engine:
             op = handle.op = found
         operations.perform(fit, op, handle)
 
-    # ---- ends ----
-
-    def _end(self, fit: Fit) -> None:
-        if fit not in self._fits:
-            return
-        self._fits.remove(fit)
-        fit.left = True
-        if fit.halted:
-            with contextlib.suppress(OSError):
-                fit.executor.end()
-            return
-        for run in fit.state.runs.values():
-            if fit.executor.is_open(run.id):
-                fit.checkpoint_and_close(run.id)
-        tell_cut(fit)
-        fit.executor.flush()
-        fit.executor.end()
-        fit.emit("ended", sync=True)
-
-    def _save_all(self) -> None:
-        """The process ends: save every run that has trained; its threads die with the process."""
-        for fit in self._fits:
-            fit.left = True
-            if fit.halted:
-                continue
-            fit.executor.flush()  # what is on its way to the disk need not be saved again
-            for run in fit.state.runs.values():
-                if fit.executor.is_open(run.id) and run.id in fit.begun:
-                    report = fit.executor.command(run.id, messages.AbortEvaluation())
-                    if isinstance(report, messages.Parked) and report.step > (
-                        run.checkpoint_step or 0
-                    ):
-                        fit.save(run.id)
-            fit.executor.flush()
-            fit.log.sync()
+    # ---- upkeep between turns ----
 
     def _tell_cut_slices(self) -> None:
         for fit in list(self._fits):
@@ -507,7 +452,7 @@ class Engine:
                 try:
                     tell_cut(fit)
                 except OSError as error:
-                    self._halt(fit, error)
+                    leaving.halt(fit, error)
 
     def _trash(self) -> list[tuple[Fit, Run]]:
         return [(f, r) for f in self._fits for r in folders.deletable(f.folder, f.state)]

@@ -31,7 +31,7 @@ LAYERS = {
     "bandit policies alerts learning_faults machine_faults monitors oversight switches ledger "
     "repeats suggestions ranking effects analysis",
     "work": "executors training data",
-    "engine": "engine turn fit operations deciding webhooks asking observing slicing",
+    "engine": "engine turn leaving fit operations deciding webhooks asking observing slicing",
     "view": "ui",
     "user": "experiment opened op_args waiting showing sharing findings prompts analyses "
     "front_ends runs reviewing fitting request refusals chunking attaching",
