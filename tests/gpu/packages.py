@@ -38,11 +38,23 @@ def as_plain(checks, what, exp):
     exp.end()
 
 
-def ended(checks, configs, create_model=tiny.create_model, rows=None):
+def ended(checks, configs, create_model=tiny.create_model, rows=None, stopped=False):
+    """Train configs until they end; run 1 is stopped after its first step, and resumed."""
     checks.made += 1
     exp = Experiment(f"packages-{checks.made}", root=checks.folder)
     rows = rows or tiny.sft_rows(16)
+    asked = []
+
+    def stop(event):
+        if stopped and event.kind == "logged" and event.run == 1 and not asked:
+            asked.append(exp.stop(1))
+
+    exp._opened.log.subscribe(stop)
     exp.run_fit(configs, create_model, rows, num_chunks=2, slice_steps=1, block=True, panel=False)
+    if asked:
+        asked[0].wait(60)
+        exp.resume(1).wait(60)
+        exp.wait()
     return exp
 
 
@@ -52,7 +64,7 @@ def optimizers_in_8_bit(checks):
         return
     names = ("adamw_8bit", "lion_8bit", "adamw_torch")
     runs = [checks.config(n, WIDE, RANK, optim=name) for n, name in enumerate(names)]
-    as_plain(checks, what, ended(checks, runs))
+    as_plain(checks, what, ended(checks, runs, stopped=True))
 
 
 def base(checks):
@@ -71,7 +83,7 @@ def a_base_in_4_bit(checks):
     packed = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     kwargs = {"quantization_config": packed}
     runs = [checks.config(n).copy(model_name=base(checks), model_kwargs=kwargs) for n in (1, 2)]
-    exp = ended(checks, runs, create_model=None)
+    exp = ended(checks, runs, create_model=None, stopped=True)
     checks.line(exp._fit.executor.facts()["bases"] == 1, what)
     as_plain(checks, what, exp)
 
