@@ -203,10 +203,10 @@ def test_no_run_answers_any_more_when_python_ends(experiment, monkeypatch):
     exp, at_work, given, ending = experiment(), engine.engine(), [], []
     before = LocalExecutor.command
 
-    def command(executor, run, told):
+    def command(executor, run, told, *more):
         if at_work._exiting:
             given.append(type(told).__name__)
-        return before(executor, run, told)
+        return before(executor, run, told, *more)
 
     def listen(event):  # both runs are about to answer together
         if event.kind == "slice_started" and event.data["step"] == 2 and not ending:
