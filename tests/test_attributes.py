@@ -40,6 +40,20 @@ class Gathers(SFTTrainer):
         super().log(logs, *args, **kwargs)
 
 
+class Averages(SFTTrainer):
+    """Keeps a tensor and an object that its steps change, and a tensor that they only read."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.mean, self.seen, self.scale = torch.zeros(2), SimpleNamespace(), torch.ones(2)
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.mean += loss.detach() * self.scale
+        self.seen = SimpleNamespace(loss=float(loss.detach()))
+        return loss
+
+
 def config(args=None, adapter=True, **given):
     training = {"learning_rate": 1e-2, "per_device_train_batch_size": 2, "logging_steps": 2}
     made = RFConfig(args, **training) if args else RFSFTConfig(**training)
@@ -119,6 +133,27 @@ def test_a_class_that_gathers_in_attributes_ends_as_plain_trl_after_a_stop(exper
     for run in exp.runs:
         assert run.status == "completed", run.trace
         assert_same(sliced(run), plain(run, tmp_path / f"plain{run.id}"), f"run {run.id}")
+
+
+@pytest.mark.slow
+def test_tensors_and_objects_that_no_checkpoint_has_are_told_before_training(experiment):
+    exp = experiment()
+    stopped = at(exp, 1, 2, lambda: exp.stop(1))
+
+    exp.run_fit(
+        RFGridSearch(config(), Averages), tiny.create_model, tiny.sft_rows(14), num_chunks=3
+    )
+    exp.wait(60)
+    stopped[0].wait(60)
+    ahead = str([e.data["notes"] for e in exp.events if e.kind == "run_prepared"])
+    assert exp.run(1).exact
+    exp.resume(1).wait(60)
+    exp.wait(60)
+
+    told = [f"its trainer's {name} is in no checkpoint and began anew" for name in ("mean", "seen")]
+    assert all(f"a restart will not be exact: {one}" in ahead for one in told)
+    assert all(one in repr(exp.run(1).exact) for one in told) and not exp.run(1).exact
+    assert "scale" not in repr(exp.run(1).exact)
 
 
 @pytest.mark.slow

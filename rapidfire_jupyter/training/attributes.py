@@ -2,7 +2,8 @@
 
 Trainers given as classes, the user's and those of trl.experimental, count and gather under names
 that nobody knows. Whoever looks at a trainer puts all of them back, and what moves while such a
-trainer trains is kept in its checkpoints. Tensors and other objects are left to the trainer.
+trainer trains is kept in its checkpoints. Tensors and other objects are left to the trainer; of
+those that a step changes it is told that no checkpoint has them.
 
 Any: TRL trainers, and values of their attributes.
 """
@@ -20,6 +21,7 @@ from rapidfire_jupyter.training.checkpoints import EXTRA_FIELDS, RUNNING_METRICS
 MOST = 100_000  # values in an attribute: what has more is data, not a state
 
 _IN_ANY_CASE = (*EXTRA_FIELDS, *RUNNING_METRICS, "_tr_loss")
+_MADE_ANEW = ("_buffered_inputs",)  # completions: restarts come where new ones are sampled
 _CONTAINERS = (dict, list, tuple, deque)
 
 
@@ -40,6 +42,25 @@ def put_back(trainer: Any, before: Mapping[str, Any], copies: Mapping[str, Any])
     for name, value in before.items():
         changed = name in copies and copies[name] != value
         trainer.__dict__[name] = copies[name] if changed else value
+
+
+def objects(trainer: Any) -> dict[str, tuple[Any, int]]:
+    """A trainer's other attributes, and of tensors how often they were written into."""
+    mine = {n: v for n, v in vars(trainer).items() if n not in _MADE_ANEW and not _is_plain(v)}
+    return {n: (v, getattr(v, "_version", 0)) for n, v in mine.items()}
+
+
+def replaced(trainer: Any, before: Mapping[str, tuple[Any, int]]) -> tuple[str, ...]:
+    """Names of other attributes that are other objects now, or tensors that were written into.
+
+    Args:
+        before: As `objects` gave them.
+    """
+    return tuple(
+        name
+        for name, (value, written) in objects(trainer).items()
+        if name not in before or before[name][0] is not value or before[name][1] != written
+    )
 
 
 def moved(trainer: Any, before: Mapping[str, Any]) -> dict[str, Any]:

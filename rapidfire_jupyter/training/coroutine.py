@@ -278,7 +278,7 @@ class Coroutine:
         facts = {
             "rows": rows,
             "config": encode(flatten(task.config)),
-            "draws": [self._draws.batch, self._draws.step],
+            "draws": [self._draws.batch, self._draws.step, list(self._draws.unsaved)],
             "ended": bool(trainer.control.should_training_stop),
             "max_steps": trainer.state.max_steps,
             "steps_per_epoch": self._schedule.steps_per_epoch,

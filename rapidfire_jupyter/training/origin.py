@@ -64,6 +64,8 @@ def adapted(
 
 def doubts(task: Task, trainer: Any, peft_config: Any, draws: watching.Draws) -> Iterator[str]:
     """Why a run that goes on from a checkpoint may not be exact."""
+    for name in draws.unsaved:
+        yield f"its trainer's {name} is in no checkpoint and began anew at a restart"
     if draws.batch:
         yield "its batches are made with random numbers; a restart cannot repeat them"
     if getattr(trainer.args, "sync_ref_model", False):

@@ -5,7 +5,7 @@ random streams, attributes of any name, flags, and the loaders that accelerate h
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -42,10 +42,17 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Draws:
-    """Which parts of a step used random numbers: making its batch, or computing."""
+    """What a step does besides computing.
+
+    Attributes:
+        batch: Making its batch uses random numbers.
+        step: The computation does.
+        unsaved: The trainer's attributes that it changed and no checkpoint has.
+    """
 
     batch: bool
     step: bool
+    unsaved: Sequence[str] = ()
 
 
 def rehearse(trainer: Any, known: bool = True) -> Draws:
@@ -65,7 +72,7 @@ def rehearse(trainer: Any, known: bool = True) -> Draws:
         fetched = rng_state()
         trainer.current_gradient_accumulation_steps = 1
         _checkpoint_layers(trainer)
-        failed = False
+        failed, objects = False, {} if known else attributes.objects(trainer)
         try:
             trainer.training_step(trainer.model_wrapped, batches[0], items)
         except Exception as error:
@@ -74,8 +81,9 @@ def rehearse(trainer: Any, known: bool = True) -> Draws:
             failed = True
         noise = getattr(trainer, "neftune_noise_alpha", None)  # added from the first step on
         from_step = failed or stream_moved(fetched) or bool(noise)
+        unsaved = () if known else attributes.replaced(trainer, objects)
         trainer.model.zero_grad(set_to_none=True)
-    return Draws(from_batch and not hasattr(trainer, "_buffered_inputs"), from_step)
+    return Draws(from_batch and not hasattr(trainer, "_buffered_inputs"), from_step, unsaved)
 
 
 def checkpoints_layers(args: Any) -> bool:
