@@ -254,7 +254,10 @@ class Engine:
             elif message.action == "exit":
                 self._exiting = True
                 for fit in self._fits:
-                    leaving.save(fit)
+                    try:
+                        leaving.save(fit)
+                    except OSError as error:  # others may be on another disk
+                        leaving.halt(fit, error)
             message.reply.set_result(None)
         except Exception as error:
             if message.fit is not None and isinstance(error, OSError):

@@ -1,5 +1,6 @@
 """Known faults of neighbouring tools: steps, seeds, schedules, odd moments, memory, bad input."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -24,6 +25,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
 )
+from rapidfire_jupyter.engine import engine
 from rapidfire_jupyter.errors import ConfigError, DataError, ExperimentError, OpError
 
 SEEN = {}  # what callbacks of runs saw, by a key that the test chose as their run_name
@@ -1096,6 +1098,43 @@ def test_a_streaming_run_stopped_and_resumed_goes_on_where_it_was(experiment):
     assert steps_of(exp.run(1)) == [1, 2, 3, 4, 5, 6]
     assert losses_of(exp.run(1)) == losses_of(exp.run(2))
     assert exp.run(1).exact and exp.run(2).exact
+
+
+def _ends_with_a_full_disk(root, path):
+    sys.path[:] = path
+    both = [Experiment(name, root=root) for name in ("full", "good")]
+    trained = [threading.Event() for _ in both]
+    for exp, event in zip(both, trained, strict=True):
+        exp.run_fit(
+            [config(max_steps=100_000, logging_steps=1)],
+            tiny.create_model,
+            tiny.sft_rows(4),
+            num_chunks=1,
+        )
+        exp._opened.log.subscribe(lambda e, event=event: e.kind == "logged" and event.set())
+    assert all(event.wait(60) for event in trained)
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine()._fits[0].executor.flush = full
+    engine().shut_down(60)
+    found = [bool(list(exp.folder.glob("runs/1/checkpoints/checkpoint-*"))) for exp in both]
+    alerts = [e.data["text"] for e in both[0].events if e.kind == "alert"]
+    Path(root, "told").write_text(json.dumps([found, alerts]))
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_experiment_keeps_no_other_from_being_saved_as_python_ends(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_ends_with_a_full_disk, args=(str(tmp_path), sys.path))
+    process.start()
+    process.join(180)
+
+    found, alerts = json.loads((tmp_path / "told").read_text())
+    assert found[1]
+    assert any("No space left on device" in text for text in alerts)
 
 
 def _cannot_open(root, path):
