@@ -79,9 +79,10 @@ def write_text(path: Path, text: str) -> None:
 def size_bytes(folder: Path) -> int:
     """Bytes of all files in a folder; what vanishes meanwhile does not count."""
     total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
+    for parent, _, names in os.walk(folder):  # unlike rglob, it passes over a folder that is gone
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

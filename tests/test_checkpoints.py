@@ -3,14 +3,16 @@
 import json
 import os
 import shutil
+import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
 
-from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig, storage
+from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig, deciding, storage
 from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.checkpoints import (
     MANIFEST,
@@ -391,6 +393,44 @@ def test_nothing_stays_in_staging_and_every_folder_that_is_there_is_good(trained
         left = list((run.folder / checkpoints.STAGING).glob("*"))
         assert left == []
         assert [fault(folder) for _, folder in listed(run.folder)] == [""] * len(steps(run.folder))
+
+
+def test_the_disk_is_measured_while_a_checkpoint_is_put_in_place(experiment, monkeypatch):
+    staged, scanned, placed = threading.Event(), threading.Event(), threading.Event()
+    scan = os.scandir
+
+    def hold_writer(point, path):
+        if threading.current_thread().name == "rapidfire-writer" and "checkpoint" in path.name:
+            if point == "rename:before" and not placed.is_set():
+                staged.set()
+                assert scanned.wait(60)
+            elif point == "rename:after":
+                placed.set()
+
+    def hold_engine(path):
+        """Let the writer go between the moments in which a folder is seen and entered."""
+        measures = threading.current_thread().name == "rapidfire-engine"
+        if measures and Path(path).name.startswith("checkpoint-") and not scanned.is_set():
+            assert staged.wait(60)
+            scanned.set()
+            assert placed.wait(60)
+        return scan(path)
+
+    monkeypatch.setattr(deciding, "DISK_SECONDS", 0.0)
+    monkeypatch.setattr(storage, "watcher", hold_writer)
+    monkeypatch.setattr(os, "scandir", hold_engine)
+    config = RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=4, target_modules=["q_proj"]),
+        training_args=RFSFTConfig(per_device_train_batch_size=4, num_train_epochs=1),
+    )
+    exp = experiment()
+
+    exp.run_fit(config, tiny.create_model, tiny.sft_rows(16), num_chunks=2)
+    exp.wait(120)
+
+    assert placed.is_set()
+    assert exp.run(1).status == "completed"
 
 
 def test_the_best_weights_are_loaded_at_the_end_however_slowly_they_are_written(
