@@ -12,7 +12,14 @@ import tiny
 import torch
 from safetensors.torch import load_file
 
-from rapidfire_jupyter import Experiment, RFLoraConfig, RFModelConfig, RFSFTConfig, deciding, storage
+from rapidfire_jupyter import (
+    Experiment,
+    RFLoraConfig,
+    RFModelConfig,
+    RFSFTConfig,
+    deciding,
+    storage,
+)
 from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.checkpoints import (
     MANIFEST,
