@@ -363,7 +363,7 @@ class Fit:
             return
         error = report.error
         if report.memory:
-            error += f"; {relief.advice(self.configs[run], report.memory)}"
+            error += f"; {relief.advice(self.configs[run], report.memory, have)}"
         self.emit("run_failed", run, sync=True, error=error, trace=report.trace)
 
     def _saved_and_closed(self, run: int, step: int, keep: bool) -> bool:

@@ -19,6 +19,7 @@ from rapidfire_jupyter import (
     RFDistillationConfig,
     RFDPOConfig,
     RFGRPOConfig,
+    RFKTOConfig,
     RFLoraConfig,
     RFModelConfig,
     RFRLOOConfig,
@@ -173,7 +174,7 @@ def test_with_the_smallest_micro_batch_it_fails_with_advice_and_the_others_go_on
     run = exp.run(1)
     assert run.status == "failed" and exp.run(2).status == "completed"
     assert [c["training_args.per_device_train_batch_size"] for c in adjusted(exp)] == [1]
-    assert "OutOfMemoryError" in run.error and "gradient_checkpointing=True" in run.error
+    assert "OutOfMemoryError" in run.error and "a smaller max_length" in run.error
 
 
 def test_out_of_memory_in_an_evaluation_halves_that_ones_batch(experiment):
@@ -502,6 +503,42 @@ def test_a_micro_batch_becomes_one_that_fits_at_once(experiment):
     sizes = [changes["training_args.per_device_train_batch_size"] for changes in adjusted(small)]
     assert sizes == [2]
     assert small.run(1).exact
+
+
+def test_kto_keeps_two_rows_for_its_divergence_and_says_whose_it_is():
+    one = config(4, 1, kind=RFKTOConfig).build("KTO")
+
+    found = relief.smaller_micro_batch(one)
+
+    assert found.changes["training_args.per_device_train_batch_size"] == 2
+    assert "each with a divergence of its own" in found.text
+    assert relief.smaller_micro_batch(modify(one, found.changes)) is None
+    without = config(2, 1, kind=RFKTOConfig, loss_type="apo_zero_unpaired").build("KTO")
+    assert relief.smaller_micro_batch(without).text.endswith("in place of 2 x 1 rows")
+
+
+def test_a_base_that_does_not_fit_is_no_matter_of_micro_batches(experiment):
+    exp = experiment()
+
+    exp.run_fit(
+        config(8, 1), small_device, tiny.sft_rows(16), device_memory="10 KB", block=True
+    )  # fmt: skip
+
+    error = exp.run(1).error
+    assert adjusted(exp) == [] and "weights and states alone are too much: use optim=" in error
+    assert "micro-batch" not in error and "gradient_checkpointing" not in error
+
+
+def test_advice_leaves_out_what_is_taken():
+    one = config(1, 1, gradient_checkpointing=True).build()
+    all_taken = config(1, 1, gradient_checkpointing=True, optim="adamw_8bit").build()
+    off = config(1, 1, gradient_checkpointing=False).build()
+    here = relief.Means(eight_bit=False, gpu=False, cuda=False, by_name=True, fresh=True)
+
+    assert "use gradient_checkpointing=True, optim=" in relief.advice(off, "training", HAVE)
+    told = relief.advice(one, "training", here)
+    assert "use optim='adamw_8bit' (pip install bitsandbytes), a smaller max_length" in told
+    assert "use a smaller max_length" in relief.advice(all_taken, "training", HAVE)
 
 
 def test_no_micro_batch_is_tried_where_weights_and_states_alone_do_not_fit(experiment):

@@ -107,7 +107,7 @@ def test_a_run_whose_noise_begins_with_training_is_known_to_draw(experiment):
     )
 
     draws = [checkpoints.read_extra(run.checkpoint)["draws"] for run in exp.runs]
-    assert draws == [[False, True], [False, False]]
+    assert draws == [[False, True, []], [False, False, []]]
 
 
 @pytest.mark.parametrize(

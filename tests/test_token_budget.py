@@ -429,6 +429,34 @@ def test_activations_follow_the_largest_micro_batch_and_not_a_budget_that_it_doe
     assert scaled(1000, largest, (8, None), (8, 200)) == (1000, UNKNOWN)
 
 
+def test_kto_is_given_a_budget_which_leaves_its_loss_as_it_is(experiment, tmp_path):
+    losses = {}
+    for most in (10**9, 160):
+        exp = experiment(f"exp-{most}")
+        one = config(kind=RFKTOConfig, model={"most": most}, bf16=False)
+        exp.run_fit(one, watched, judged(), num_chunks=2, eval_rows=0, block=True)
+        run = exp.run(1)
+        assert run.status == "completed" and run.exact, run.trace
+        losses[most] = [row["loss"] for row in run.rows if "loss" in row]
+
+    changes = [e.data["changes"] for e in exp.events if e.kind == "run_adjusted"]
+    assert changes and all(list(c) == ["training_args.max_tokens_per_batch"] for c in changes)
+    assert losses[160] == pytest.approx(losses[10**9], rel=1e-5)
+    assert_same(sliced(run), plain(run, tmp_path / "plain"))
+
+
+def test_evaluation_is_whole_where_sampling_leaves_the_model_in_training(experiment):
+    exp = experiment()
+    one = config(300, kind=RFGRPOConfig, use_transformers_continuous_batching=True, max_steps=2)
+
+    exp.run_fit(
+        one, watched, prompts(), prompts()[:4], num_chunks=1, generate_rows=0, block=True
+    )  # fmt: skip
+
+    assert exp.run(1).status == "completed", exp.run(1).trace
+    assert any("eval_reward" in row for row in exp.run(1).rows)
+
+
 def test_a_generous_budget_becomes_what_fits_on_the_device_before_training(experiment, tmp_path):
     one = config(5000, model={"hidden": 64, "layers": 4})
     roomy = experiment("roomy")
@@ -470,7 +498,7 @@ def test_rows_that_do_not_fit_alone_and_the_least_budget_end_the_search_at_once(
     assert alone.status == least.status == "failed"
     assert alone.config["training_args.max_tokens_per_batch"] >= 40
     assert least.config["training_args.max_tokens_per_batch"] == 128
-    assert "use a smaller min_tokens_per_batch, gradient_checkpointing" in least.error
+    assert "use a smaller min_tokens_per_batch, optim=" in least.error
     assert "min_tokens_per_batch" not in alone.error
 
 

@@ -124,7 +124,7 @@ class Coroutine:
         self._neighbours: Any = None  # Neighbours, once there is a context
         self._schedule: Any = None
         self._needs = estimates.Footprint(0, 0, 0, 0, 0)
-        self._largest = estimates.UNKNOWN
+        self._largest = estimates.NONE_YET
         self._save_wanted = False
         self._mark: rollback.Mark | None = None  # where weights and optimizer still are
         self._may_mark = False
@@ -340,7 +340,7 @@ class Coroutine:
             str(task.run_dir / checkpoints.STAGING),
             compute_metrics,
         )
-        self._trainer = trainer
+        self._trainer, self._largest = trainer, estimates.UNKNOWN
         self._replies = Replies(trainer, base, task, self._step, self._watching, _Watcher(self))
         check_untouched(base)
         needs = estimates.footprint(trainer, base.model)

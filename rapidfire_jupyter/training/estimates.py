@@ -53,6 +53,7 @@ class Largest:
 
 
 UNKNOWN = Largest()
+NONE_YET = Largest(room=0.0)  # as a model or trainer is made: no micro-batch is small enough
 
 
 @dataclass(frozen=True)

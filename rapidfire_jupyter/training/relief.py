@@ -21,6 +21,7 @@ import torch
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
+from rapidfire_jupyter.recorded import RFKTOConfig
 from rapidfire_jupyter.training import memory
 from rapidfire_jupyter.training.estimates import UNKNOWN, Largest
 from rapidfire_jupyter.training.memory import Phase
@@ -29,10 +30,6 @@ LEAST_TOKENS = 16  # a micro-batch of fewer is one row in any case
 LEVELS = ("level1", "level2", "level3")
 
 _ANYHOW = 'a smaller or quantised model, stop other runs, or give run_fit device_memory="80%"'
-_ADVICE = (
-    "memory ran out and the micro-batch is as small as it gets: use {least}"
-    f"gradient_checkpointing=True, a smaller max_length, optim='adamw_8bit', {_ANYHOW}"
-)
 _GENERATION_ADVICE = (
     "memory ran out while completions were generated, and fewer at a time are not to be had{why}: "
     f"use a smaller {{length}}, {{fewer}}{_ANYHOW}"
@@ -95,12 +92,19 @@ def next_relief(config: RunConfig, phase: Phase, auto: bool, have: Means) -> Rel
     return None
 
 
-def advice(config: RunConfig, phase: Phase) -> str:
+def advice(config: RunConfig, phase: Phase, have: Means) -> str:
     """What to do about a run for which nothing is left to try."""
     args, why, fewer = config.model.training_args, "", ""
     if phase != "generation":
-        by_least = getattr(args, "min_tokens_per_batch", None)
-        return _ADVICE.format(least="a smaller min_tokens_per_batch, " if by_least else "")
+        tips = _tips(config, have)
+        if have.largest.room == 0:
+            return f"weights and states alone are too much: use {tips}{_ANYHOW}"
+        if getattr(args, "min_tokens_per_batch", None):
+            tips = f"a smaller min_tokens_per_batch, {tips}"
+        return (
+            "memory ran out and the micro-batch is as small as it gets: use "
+            f"{tips}a smaller max_length, {_ANYHOW}"
+        )
     if hasattr(args, "num_generations"):
         fewer = "fewer num_generations, "
     elif config.trainer.own_order:
@@ -108,6 +112,21 @@ def advice(config: RunConfig, phase: Phase) -> str:
         fewer = "fewer rows per step (per_device_train_batch_size), "
     length = "max_completion_length" if hasattr(args, "max_completion_length") else "max_new_tokens"
     return _GENERATION_ADVICE.format(why=why, length=length, fewer=fewer)
+
+
+def _tips(config: RunConfig, have: Means) -> str:
+    """What costs time only and is not taken yet, in words."""
+    tips = []
+    if have.largest.room != 0 and _checkpointing(config, have):
+        tips.append("gradient_checkpointing=True")
+    if not _is_8_bit(config):
+        package = "" if have.eight_bit else " (pip install bitsandbytes)"
+        tips.append(f"optim='adamw_8bit'{package}")
+    return "".join(f"{tip}, " for tip in tips)
+
+
+def _is_8_bit(config: RunConfig) -> bool:
+    return "8bit" in str(config.model.training_args.optim)
 
 
 def at_level(config: RunConfig, level: str, have: Means) -> RunConfig:
@@ -165,8 +184,8 @@ def _micro_batch(config: RunConfig, have: Means) -> Relief | None:
     if have.largest.room == 0:  # not for any micro-batch
         return None
     by_tokens = getattr(config.model.training_args, "max_tokens_per_batch", None)
-    if by_tokens:
-        return fewer_tokens(config, have.largest)
+    if by_tokens or (isinstance(config.model.training_args, RFKTOConfig) and have.largest.tokens):
+        return fewer_tokens(config, have.largest)  # of KTO: its loss is of whole micro-batches
     return smaller_micro_batch(config, have.largest.room)
 
 
@@ -240,8 +259,10 @@ def smaller_micro_batch(config: RunConfig, room: float | None = None) -> Relief 
     size, times = args.per_device_train_batch_size, args.gradient_accumulation_steps
     whole = size * times
     generated = _generated(args)
-    most = size - 1 if room is None else min(size - 1, max(1, int(size * room)))
-    for less in range(most, 0, -1):
+    divergence = _has_divergence(config)
+    least = 2 if divergence else 1
+    most = size - 1 if room is None else min(size - 1, max(least, int(size * room)))
+    for less in range(most, least - 1, -1):
         if whole % less or (generated is not None and generated % less):
             continue
         more = whole // less
@@ -251,8 +272,16 @@ def smaller_micro_batch(config: RunConfig, room: float | None = None) -> Relief 
         text = f"with micro-batches of {less} x {more} in place of {size} x {times} rows"
         if _sums_gradients(config):
             text += f", whose gradients TRL's {config.trainer.name} adds up and does not average"
+        if divergence:
+            text += ", each with a divergence of its own in KTO's loss"
         return Relief({f"training_args.{name}": value for name, value in changes.items()}, text)
     return None
+
+
+def _has_divergence(config: RunConfig) -> bool:
+    """Whether a loss holds the mean divergence of its micro-batch, which TRL wants of two rows."""
+    args = config.model.training_args
+    return isinstance(args, RFKTOConfig) and args.loss_type != "apo_zero_unpaired"
 
 
 def _sums_gradients(config: RunConfig) -> bool:
@@ -267,11 +296,12 @@ def _sums_gradients(config: RunConfig) -> bool:
 def fewer_tokens(config: RunConfig, largest: Largest = UNKNOWN) -> Relief | None:
     """Half the tokens of a micro-batch, or as many as there is known to be room for.
 
-    They are at least `min_tokens_per_batch`. None if they are no more now, or if the largest
-    micro-batch is one row, or one pair, which no budget makes smaller.
+    A run without a budget is given one. They are at least `min_tokens_per_batch`. None if they are
+    no more now, or if the largest micro-batch is one row, or one pair, which no budget makes
+    smaller.
     """
     args = config.model.training_args
-    budget = int(args.max_tokens_per_batch)
+    budget = int(args.max_tokens_per_batch or largest.tokens)
     now = min(budget, largest.tokens or budget)
     least = args.min_tokens_per_batch or LEAST_TOKENS
     less = max(least, int(now * (0.5 if largest.room is None else largest.room)))

@@ -196,7 +196,7 @@ def compute_in_parts(trainer: Any, max_tokens: int) -> None:
     def compute_loss(
         model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if not trainer.model.training:
+        if not torch.is_grad_enabled():
             return whole(model, inputs, return_outputs, num_items_in_batch)
         if kind.loss is None and num_items_in_batch is None:
             raise ValueError("max_tokens_per_batch needs a model whose loss counts learned tokens")
