@@ -119,14 +119,16 @@ def _tips(config: RunConfig, have: Means) -> str:
     tips = []
     if have.largest.room != 0 and _checkpointing(config, have):
         tips.append("gradient_checkpointing=True")
-    if not _is_8_bit(config):
+    if _is_adamw(config):
         package = "" if have.eight_bit else " (pip install bitsandbytes)"
         tips.append(f"optim='adamw_8bit'{package}")
     return "".join(f"{tip}, " for tip in tips)
 
 
-def _is_8_bit(config: RunConfig) -> bool:
-    return "8bit" in str(config.model.training_args.optim)
+def _is_adamw(config: RunConfig) -> bool:
+    """Whether the optimizer has states of 32 bit that `adamw_8bit` would have of 8."""
+    name = config.model.training_args.optim
+    return str(getattr(name, "value", name)) in ("adamw_torch", "adamw_torch_fused")
 
 
 def at_level(config: RunConfig, level: str, have: Means) -> RunConfig:
@@ -166,9 +168,7 @@ def _checkpointing(config: RunConfig, have: Means) -> Relief | None:
 
 
 def _optimizer(config: RunConfig, have: Means) -> Relief | None:
-    name = config.model.training_args.optim
-    name = str(getattr(name, "value", name))
-    if not (have.eight_bit and have.fresh and name in ("adamw_torch", "adamw_torch_fused")):
+    if not (have.eight_bit and have.fresh and _is_adamw(config)):
         return None
     return Relief({"training_args.optim": "adamw_8bit"}, "with an 8-bit optimizer", True)
 
