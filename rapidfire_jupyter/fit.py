@@ -302,7 +302,7 @@ class Fit:
         """
         report = self.executor.save(run, self.beside.get(run, 0))
         if isinstance(report, messages.SaveFailed):
-            raise OSError(report.error)
+            raise report.kind(report.error)
         if isinstance(report, messages.Failed):  # its own state cannot be stored
             self.failed(run, report)
         self.saved_at[run] = time.monotonic()
@@ -321,7 +321,7 @@ class Fit:
         """Keep the model of a run whose `train()` has returned."""
         saved = self.executor.finish(run)
         if isinstance(saved, messages.SaveFailed):
-            raise OSError(saved.error)
+            raise saved.kind(saved.error)
         self.executor.flush()
         self.executor.close(run)
         self.check_bases()

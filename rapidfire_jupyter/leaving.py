@@ -34,7 +34,13 @@ def halt(fit: Fit, error: Exception) -> None:
     """Stop training it where it is; no run is marked: it can be recovered."""
     if fit.halted:
         return
-    if isinstance(error, OSError):
+    if isinstance(error, FileNotFoundError):
+        what = (
+            f"something in the experiment's folder is gone ({error}); let nothing else remove "
+            "files there"
+        )
+        logger.error("a file is gone", exc_info=error)
+    elif isinstance(error, OSError):
         what = (
             f"the experiment's disk failed ({error}); free space (delete(run) frees that of a "
             "run) or repair it"

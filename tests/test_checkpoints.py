@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from rapidfire_jupyter import (
     deciding,
     storage,
 )
+from rapidfire_jupyter.errors import ExperimentError
 from rapidfire_jupyter.training import checkpoints
 from rapidfire_jupyter.training.checkpoints import (
     MANIFEST,
@@ -402,6 +404,14 @@ def test_nothing_stays_in_staging_and_every_folder_that_is_there_is_good(trained
         assert [fault(folder) for _, folder in listed(run.folder)] == [""] * len(steps(run.folder))
 
 
+def plain_config():
+    return RFModelConfig(
+        "tiny",
+        peft_config=RFLoraConfig(r=4, target_modules=["q_proj"]),
+        training_args=RFSFTConfig(per_device_train_batch_size=4, num_train_epochs=1),
+    )
+
+
 def test_the_disk_is_measured_while_a_checkpoint_is_put_in_place(experiment, monkeypatch):
     staged, scanned, placed = threading.Event(), threading.Event(), threading.Event()
     scan = os.scandir
@@ -426,17 +436,55 @@ def test_the_disk_is_measured_while_a_checkpoint_is_put_in_place(experiment, mon
     monkeypatch.setattr(deciding, "DISK_SECONDS", 0.0)
     monkeypatch.setattr(storage, "watcher", hold_writer)
     monkeypatch.setattr(os, "scandir", hold_engine)
-    config = RFModelConfig(
-        "tiny",
-        peft_config=RFLoraConfig(r=4, target_modules=["q_proj"]),
-        training_args=RFSFTConfig(per_device_train_batch_size=4, num_train_epochs=1),
-    )
     exp = experiment()
 
-    exp.run_fit(config, tiny.create_model, tiny.sft_rows(16), num_chunks=2)
+    exp.run_fit(plain_config(), tiny.create_model, tiny.sft_rows(16), num_chunks=2)
     exp.wait(120)
 
     assert placed.is_set()
+    assert exp.run(1).status == "completed"
+
+
+def no_staging_to_write_to(monkeypatch):
+    """Staging is removed before a run's thread writes into it."""
+    make = tempfile.mkdtemp
+
+    def remove_first(*args, **given):
+        if Path(given.get("dir") or "").name == checkpoints.STAGING:
+            shutil.rmtree(given["dir"])
+        return make(*args, **given)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", remove_first)
+
+
+def no_staging_to_read_from(monkeypatch):
+    """Staging is removed while the writer's thread has it."""
+
+    def remove(point, path):
+        folder = next((p for p in path.parents if p.name == checkpoints.STAGING), None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(storage, "watcher", remove)
+
+
+@pytest.mark.parametrize("remove", [no_staging_to_write_to, no_staging_to_read_from])
+def test_a_staged_folder_that_is_gone_is_told_as_that_and_the_same_cell_goes_on(
+    experiment, monkeypatch, remove
+):
+    cell = (plain_config(), tiny.create_model, tiny.sft_rows(16))
+    exp = experiment()
+
+    with monkeypatch.context() as patch:
+        remove(patch)
+        exp.run_fit(*cell, num_chunks=2)
+        with pytest.raises(ExperimentError, match="No such file or directory") as told:
+            exp.wait(120)
+    exp.run_fit(*cell, num_chunks=2)
+    exp.wait(120)
+
+    assert "something in the experiment's folder is gone" in str(told.value)
+    assert "disk" not in str(told.value) and "free space" not in str(told.value)
     assert exp.run(1).status == "completed"
 
 

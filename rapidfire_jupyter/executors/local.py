@@ -17,6 +17,7 @@ from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training import (
     adapters,
     checkpoints,
+    failures,
     generating,
     messages,
     mixed,
@@ -180,7 +181,8 @@ class LocalExecutor:
         self._writer.flush()
         if self._failed_write is not None:
             failed, self._failed_write = self._failed_write, None
-            raise OSError(f"a checkpoint could not be written: {failed}") from failed
+            what = f"a checkpoint could not be written: {failed}"
+            raise failures.kind_of(failed)(what) from failed
 
     def close(self, run: int) -> None:
         """End a run's session; what was not saved is gone."""

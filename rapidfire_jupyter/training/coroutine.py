@@ -46,7 +46,7 @@ from rapidfire_jupyter.training.context import (
     set_unsaved_streams,
     unsaved_streams,
 )
-from rapidfire_jupyter.training.failures import failure, is_of_disk
+from rapidfire_jupyter.training.failures import failure, is_of_disk, kind_of
 from rapidfire_jupyter.training.logged import Logged
 from rapidfire_jupyter.training.messages import (
     AbortEvaluation,
@@ -312,7 +312,7 @@ class Coroutine:
         except Exception as error:
             if not is_of_disk(error):
                 raise
-            return SaveFailed(f"{type(error).__name__}: {error}")
+            return SaveFailed(f"{type(error).__name__}: {error}", kind_of(error))
         state = self._trainer.state
         return Saved(folder, state.global_step, rows, state.best_global_step)
 

@@ -22,6 +22,11 @@ def is_of_disk(error: Exception) -> bool:
     return torchs or isinstance(error, SafetensorError) or (of_system and not foreign)
 
 
+def kind_of(error: BaseException) -> type[OSError]:
+    """What a failed save is told as: something is gone, or the disk failed."""
+    return FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+
+
 def failure(error: BaseException, largest: Largest = UNKNOWN) -> Failed:
     """What a run that raised reports; its frames are let go of.
 

@@ -228,9 +228,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class SaveFailed:
-    """A checkpoint could not be written; the run itself is as it was."""
+    """A checkpoint could not be written; the run itself is as it was.
+
+    Attributes:
+        kind: FileNotFoundError where what was being written is gone, else OSError: the disk.
+    """
 
     error: str
+    kind: type[OSError] = OSError
 
 
 @dataclass(frozen=True)
