@@ -130,6 +130,7 @@ _NOTHING_IS_SENT = 'gradients are not sent anywhere on one device; optim="adamw_
 GONE: dict[str, str] = {
     "max_prompt_length": "TRL no longer cuts prompts; max_length (DPO: prompt and answer together) "
     "does, or drop long prompts from the data set",
+    "quantization_config": _IN_BITS,
     "tokenizer": "give RFModelConfig(tokenizer=...); TRL calls it processing_class",
     "processing_class": "give RFModelConfig(tokenizer=...)",
     "group_by_length": 'use train_sampling_strategy="group_by_length"',

@@ -243,7 +243,11 @@ def _check_rdrop(model: RFModelConfig) -> None:
 
 
 # Losses of DPO that are no mean over pairs.
-_OF_BATCHES = {"sft": "is a mean over tokens", "aot": "sorts a batch", "aot_unpaired": "sorts one"}
+_OF_BATCHES = {
+    "sft": "is a mean over tokens",
+    "aot": "sorts a batch",
+    "aot_unpaired": "sorts a batch",
+}
 # Arguments of GRPO that look at a whole micro-batch, and their values where they do not.
 _OF_MICRO_BATCHES = {
     "top_entropy_quantile": (1.0, "ranks the tokens of a micro-batch"),

@@ -5,6 +5,7 @@ from typing import Any
 
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
+from rapidfire_jupyter.conflicts import check_together
 from rapidfire_jupyter.errors import ConfigError, OpError
 from rapidfire_jupyter.mixture import TASKS, shares
 from rapidfire_jupyter.ops import Op
@@ -79,4 +80,4 @@ def clone(
 
 def _check_changes(config: RunConfig | None, changes: Mapping[str, Any]) -> None:
     if changes and config is not None:
-        modify(config, changes)
+        check_together(modify(config, changes))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rapidfire_jupyter import conflicts
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.check import check_data, sizes
@@ -55,6 +56,7 @@ def _check_config(
         args = trainers.training_arguments(config, request.seed, str(folder))
         adapter = trainers.peft_object(config)
         adapters.refuse_untrainable(config, adapter, request.create_model is None)
+        conflicts.check_together(config)
     except ConfigError as error:
         raise ConfigError(f"run {number}: {error}") from error
     except (ValueError, TypeError, ImportError) as error:

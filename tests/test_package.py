@@ -24,9 +24,9 @@ NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 
 # A module imports from its own layer and from those above it in this list, and from no other.
 LAYERS = {
-    "domain": "errors choices arguments mixture recorded trainer_types rewards config changes "
-    "encoding space search durations storage texts folders samples events metric state ops undo "
-    "cell_source notebook isolation",
+    "domain": "errors choices arguments mixture recorded trainer_types rewards config conflicts "
+    "changes encoding space search durations storage texts folders samples events metric state ops "
+    "undo cell_source notebook isolation",
     "decisions": "scheduler measures cost thinning comparison decisions screening halving breeding "
     "bandit policies alerts learning_faults machine_faults monitors oversight switches ledger "
     "repeats suggestions ranking effects analysis",

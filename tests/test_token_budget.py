@@ -525,7 +525,9 @@ def test_what_leaves_no_padding_and_other_trainers_are_refused_in_the_cell():
         RFDistillationConfig(max_tokens_per_batch=64)
 
 
-@pytest.mark.parametrize("loss, why", [("sft", "is a mean over tokens"), ("aot", "sorts a batch")])
+@pytest.mark.parametrize(
+    "loss, why", [("sft", "is a mean over tokens"), ("aot_unpaired", "sorts a batch")]
+)
 def test_losses_that_are_no_mean_over_pairs_are_refused_in_the_cell(loss, why):
     with pytest.raises(ConfigError, match=f"got loss_type='{loss}', which {why}"):
         RFGridSearch(config(64, kind=RFDPOConfig, loss_type=["sigmoid", loss]), "DPO").runs()

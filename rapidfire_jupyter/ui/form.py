@@ -15,6 +15,7 @@ from rapidfire_jupyter import mixture
 from rapidfire_jupyter.arguments import BOUNDS, OWNED, SECRETS, Argument, accepts
 from rapidfire_jupyter.changes import modify, trains_longer
 from rapidfire_jupyter.config import MODEL_ARGUMENTS, RunConfig, differences, flatten
+from rapidfire_jupyter.conflicts import check_together
 from rapidfire_jupyter.encoding import encode
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.recorded import Recorded
@@ -185,6 +186,7 @@ def check(
         return {"errors": errors, "warm": no_warm_start(run), "changed": {}}
     try:
         new = modify(config, changes)
+        check_together(new)
     except ConfigError as error:
         return {"errors": {"": str(error)}, "warm": no_warm_start(run), "changed": {}}
     pairs = differences(_flat(config), _flat(new))
