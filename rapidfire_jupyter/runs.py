@@ -138,6 +138,8 @@ class RunView:
         if source is None:
             raise OpError(f"run {self.id} has no checkpoint yet; wait for its first chunk")
         model, tokenizer = self._fresh_base()
+        if source != finished:  # meanwhile it may have been pruned, and have a successor
+            source = self.checkpoint or source
         if unpacked and getattr(model, "is_quantized", False):
             model = model.dequantize()
         if self.config.get("chat_template") is not None:

@@ -96,6 +96,25 @@ def test_a_manifest_that_is_no_text_is_damage_not_an_exception(tmp_path):
     assert fault(folder) == f"checkpoint-5: {MANIFEST} is damaged"
 
 
+def test_a_checkpoint_that_is_pruned_while_it_is_read_gives_way_to_a_newer_one(
+    tmp_path, monkeypatch
+):
+    write(tmp_path, 1)
+    digest = storage.digest
+
+    def pruned(path):
+        if "checkpoint-1" in str(path) and path.exists():
+            write(tmp_path, 2)
+            shutil.rmtree(path.parent)
+        return digest(path)
+
+    monkeypatch.setattr(storage, "digest", pruned)
+
+    found, _ = newest_good(tmp_path)
+
+    assert found.step == 2
+
+
 def test_the_newest_good_checkpoint_is_taken_by_step_and_what_was_passed_over_is_told(tmp_path):
     for step in (9, 10, 100):
         write(tmp_path, step, rows=step)

@@ -7,6 +7,7 @@ manifest with the digests is written last: a folder without a manifest that fits
 Any: trainers, and the states that they and torch give.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -15,7 +16,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def stage_final(trainer: Any, run_dir: Path) -> Path:
     return folder
 
 
-@contextmanager
+@contextlib.contextmanager
 def _saving_into(staging: Path, trainer: Any) -> Iterator[None]:
     """Let a trainer's own code save into a folder, and leave no trace of it in the trainer."""
     state, args = trainer.state, trainer.args
@@ -238,15 +238,22 @@ def fault(folder: Path) -> str:
 
 
 def newest_good(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint of a run that verifies, and why newer ones were passed over."""
-    skipped: list[str] = []
-    for step, folder in reversed(listed(run_dir)):
-        reason = fault(folder)
-        if not reason:
-            rows = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"]
-            return Checkpoint(folder, step, rows), skipped
-        skipped.append(reason)
-    return None, skipped
+    """The newest checkpoint of a run that verifies, and why newer ones were passed over.
+
+    Of a run that trains, one may be pruned while it is read here; then there is a newer one.
+    """
+    while True:
+        there = listed(run_dir)
+        skipped: list[str] = []
+        for step, folder in reversed(there):
+            with contextlib.suppress(FileNotFoundError):
+                reason = fault(folder)
+                if not reason:
+                    rows = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"]
+                    return Checkpoint(folder, step, rows), skipped
+                skipped.append(reason)
+        if listed(run_dir) == there:
+            return None, skipped
 
 
 def listed(run_dir: Path) -> list[tuple[int, Path]]:
