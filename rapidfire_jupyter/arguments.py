@@ -289,7 +289,13 @@ def _fits_pattern(value: object, text: object) -> bool:
     return value.startswith(prefix) and value[len(prefix) :].isdigit()
 
 
-_NAMES = {int: "an int", float: "a number", bool: "True or False", str: "a text", dict: "a dict"}
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    dict: "a dict",
+}
 
 
 def _describe(argument: Argument) -> str:
@@ -326,6 +332,8 @@ def _fix(name: str, argument: Argument, value: object) -> str:
     if wrappers:
         twin = f"RF{type(value).__name__}"
         return f"write {name}={twin if twin in wrappers else wrappers[0]}(...)"
+    if isinstance(value, float) and value.is_integer() and accepts(argument.hint, int(value)):
+        return f"write {name}={int(value)}"
     if isinstance(value, (list, tuple)):
         return f"to compare several values write {name}=List([...])"
     if isinstance(value, str):

@@ -79,7 +79,7 @@ def _label(config: Mapping[str, Any], varying: list[str]) -> str:
         if value is None:
             continue
         if isinstance(value, dict):
-            value = value.get("callable", value.get("object", "..."))
+            value = str(value.get("callable") or value.get("object", "...")).rpartition(".")[2]
         if isinstance(value, float):
             value = f"{value:.4g}"
         text = "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -7,12 +7,12 @@ model, and any value may be a choice. `RunConfig` is one config without choices.
 import difflib
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rapidfire_jupyter import mixture as mixtures
-from rapidfire_jupyter.arguments import GONE, RENAMED, Argument, alternatives
+from rapidfire_jupyter.arguments import GONE, RENAMED, Argument, alternatives, closest
 from rapidfire_jupyter.choices import short
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.recorded import (
@@ -25,6 +25,7 @@ from rapidfire_jupyter.recorded import (
     RFSFTConfig,
     as_recorded,
     has_choices,
+    place_of,
     unknown,
     wrapper_of,
 )
@@ -115,11 +116,11 @@ class RFModelConfig(Recorded):
         trainer_kwargs: Mapping[str, object] | None = None,
         **more_trainer_kwargs: object,
     ) -> None:
-        for word in {**(trainer_kwargs or {}), **more_trainer_kwargs}:
+        for word, value in {**(trainer_kwargs or {}), **more_trainer_kwargs}.items():
             near = difflib.get_close_matches(word, MODEL_ARGUMENTS, n=1, cutoff=0.85)
             elsewhere = any(word in c.arguments() for c in WRAPPERS)
             if near or elsewhere or word in RENAMED or word in GONE:
-                raise ConfigError(unknown(RFModelConfig, word))
+                raise ConfigError(unknown(RFModelConfig, word, value))
         given = {
             "model_name": model_name,
             "tokenizer": tokenizer,
@@ -185,6 +186,16 @@ class RFModelConfig(Recorded):
         if model.mixture is not None:
             model = model.copy(mixture=mixtures.checked(model.mixture))
         return RunConfig(kind, model)
+
+
+def refuse_unknown(owner: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuse arguments that a function or class does not take, with where they belong."""
+    for name, value in given.items():
+        place = place_of(name, value)
+        if name in MODEL_ARGUMENTS:
+            place = f"RFModelConfig(..., {name}={short(value)})"
+        hint = f"; write {place}" if place else closest(name, known) or f"; {', '.join(known)}"
+        raise ConfigError(f"{owner} has no argument {name!r}{hint}")
 
 
 def is_peft_config(value: object) -> bool:
@@ -261,7 +272,8 @@ def _check_token_budget(model: RFModelConfig) -> None:
     args = model.training_args
     most = getattr(args, "max_tokens_per_batch", None)
     least = getattr(args, "min_tokens_per_batch", None)
-    if least is not None and (most is None or least > most):
+    without = most is None and "max_tokens_per_batch" in args.given  # one of a List: no budget
+    if least is not None and not without and (most is None or least > most):
         raise ConfigError(
             "min_tokens_per_batch must be at most max_tokens_per_batch, which memory may lower to "
             f"it, got {least} and {most}; " + ("give both" if most is None else "swap them")

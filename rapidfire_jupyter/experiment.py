@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rapidfire_jupyter import folders, front_ends, op_args, showing, storage, waiting
-from rapidfire_jupyter.arguments import closest
+from rapidfire_jupyter.config import refuse_unknown
 from rapidfire_jupyter.errors import ConfigError, ExperimentError, OpError
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.opened import Opened
@@ -193,7 +193,8 @@ class Experiment:
         from rapidfire_jupyter.oversight import overseeing
         from rapidfire_jupyter.request import Request
 
-        _refuse_unknown("run_fit", unknown, Experiment.run_fit)
+        known = [p for p in inspect.signature(self.run_fit).parameters if p != "unknown"]
+        refuse_unknown("run_fit", unknown, known)
         if num_shards is not None:
             if num_chunks is not None:
                 raise ConfigError("num_shards is another name of num_chunks; give one of them")
@@ -714,12 +715,3 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name!r} {self.status}>\n{self.runs!r}"
-
-
-def _refuse_unknown(name: str, unknown: Mapping[str, Any], function: Any) -> None:
-    """Refuse arguments that a function does not take. Any: values, and the function."""
-    for key in unknown:
-        known = [p for p in inspect.signature(function).parameters if p not in ("self", "unknown")]
-        raise ConfigError(
-            f"{name} has no argument {key!r}" + (closest(key, known) or f"; {', '.join(known)}")
-        )

@@ -24,7 +24,7 @@ from rapidfire_jupyter.ops import Op, Verdict
 from rapidfire_jupyter.oversight import Oversight
 from rapidfire_jupyter.state import State
 from rapidfire_jupyter.suggestions import RFOptuna
-from rapidfire_jupyter.training import checkpoints, messages, models, relief, trainers
+from rapidfire_jupyter.training import budget, checkpoints, messages, models, relief, trainers
 from rapidfire_jupyter.training.gauge import Reading
 
 # The disk is told of only if it may come to matter: less than this is free, or so many times what
@@ -224,10 +224,10 @@ class Fit:
         if self.told_of_moving or allowed is None or stay + work <= allowed:
             return
         self.told_of_moving = True
+        needed, there = budget.mib_apart(stay + work, allowed)
         text = (
-            f"{len(known)} runs on {len(bases)} base models take {(stay + work) / 2**20:,.0f} MiB, "
-            f"and device_memory allows {allowed / 2**20:,.0f} MiB: what is not needed waits in "
-            "host memory or on disk"
+            f"{len(known)} runs on {len(bases)} base models take {needed}, and device_memory "
+            f"allows {there}: what is not needed waits in host memory or on disk"
         )
         self.emit("alert", text=text)
 

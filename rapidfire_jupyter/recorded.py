@@ -334,7 +334,19 @@ def _callers_level() -> int:
     return level
 
 
-def unknown(cls: type[Recorded], name: str) -> str:
+def place_of(name: str, value: object = ...) -> str:
+    """Where an argument of PEFT or TRL is written, as Python; "" for what is none."""
+    for now in (name, *RENAMED.get(name, ())):
+        owners = [c for c in WRAPPERS if now in c.arguments()]
+        if owners:
+            field = "peft_config" if owners[0] is RFLoraConfig else "training_args"
+            shown = "..." if value is ... or name in SECRETS else short(value)
+            other = ", or that of another trainer" if len(owners) > 1 else ""
+            return f"{field}={owners[0].__name__}({now}={shown}){other}"
+    return ""
+
+
+def unknown(cls: type[Recorded], name: str, value: object = ...) -> str:
     """One line on an argument that a class does not have: where it went, or what is near."""
     text = f"{cls.__name__} has no argument {name!r}"
     known = cls.arguments()
@@ -343,6 +355,8 @@ def unknown(cls: type[Recorded], name: str) -> str:
             return f"{text}; it is called {now!r} now"
     if name in GONE:
         return f"{text}; {GONE[name]}"
+    if cls not in WRAPPERS and not issubclass(cls, RFConfig) and (place := place_of(name, value)):
+        return f"{text}; write {place}"
     for now in (name, *RENAMED.get(name, ())):
         others = [c for c in Recorded.__subclasses__() if c is not RFConfig]
         owners = [c.__name__ for c in others if now in c.arguments()]

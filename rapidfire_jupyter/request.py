@@ -64,7 +64,9 @@ def check_numbers(request: Request) -> None:
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int) or value < least
         ):
-            raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")
+            raise ConfigError(
+                f"{name} must be a whole number >= {least}, got {value!r}{_as_whole(value)}"
+            )
     positive = {
         "slice_seconds": request.slice_seconds,
         "checkpoint_seconds": request.checkpoint_seconds,
@@ -79,6 +81,10 @@ def check_numbers(request: Request) -> None:
         raise ConfigError(f"seed must be less than 2**32 (numpy's limit), got {request.seed}")
     if request.isolation not in ("mark", "cells"):
         raise ConfigError(f'isolation must be "mark" or "cells", got {request.isolation!r}')
+
+
+def _as_whole(value: object) -> str:
+    return f"; write {int(value)}" if isinstance(value, float) and value.is_integer() else ""
 
 
 def relieved(configs: list[RunConfig], request: Request) -> list[RunConfig]:

@@ -352,7 +352,13 @@ class RunTable:
         return len(self._experiment.state.runs)
 
     def __getitem__(self, index: int) -> RunView:
-        return list(self)[index]
+        try:
+            return list(self)[index]
+        except IndexError:
+            raise OpError(
+                f"no run at position {index} of {len(self)}, counted from 0; by its number: "
+                f"exp.run({index})"
+            ) from None
 
     def frame(self) -> "pd.DataFrame":
         """A row per run: status, progress, last losses, and the hyperparameters that differ."""

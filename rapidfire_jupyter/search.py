@@ -1,10 +1,11 @@
 """Searches: which points of a space become runs. A grid takes all, a random search draws some."""
 
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from rapidfire_jupyter.choices import List, Range, short
 from rapidfire_jupyter.config import (
@@ -12,6 +13,7 @@ from rapidfire_jupyter.config import (
     RunConfig,
     check_trainer_type,
     known_trainer_type,
+    refuse_unknown,
 )
 from rapidfire_jupyter.encoding import same_key
 from rapidfire_jupyter.errors import ConfigError
@@ -29,6 +31,7 @@ from rapidfire_jupyter.space import (
 
 MAX_REPEATS = 1_000  # draws in a row without a new config, until the space counts as used up
 
+_C = TypeVar("_C")
 Where = Callable[[Any], Any] | None  # Any: space.Chosen in, anything true or false out
 
 
@@ -43,6 +46,20 @@ class Search(Protocol):
         """How many runs come, and of which choices."""
 
 
+def told_where(cls: type[_C]) -> type[_C]:
+    """A dataclass that says of an argument it does not have where that belongs."""
+    made, names = cls.__init__, [field.name for field in fields(cls)]  # type: ignore[arg-type]
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **given: Any) -> None:  # Any: a dataclass and its values
+        refuse_unknown(cls.__name__, {k: v for k, v in given.items() if k not in names}, names)
+        made(self, *args, **given)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+@told_where
 @dataclass(frozen=True)
 class RFGridSearch:
     """Every combination of every List, and of every Range that has a step.
@@ -109,6 +126,7 @@ class RFGridSearch:
         return runs_text(runs) + choices_text(self.configs) + refused + doubled
 
 
+@told_where
 @dataclass(frozen=True)
 class RFRandomSearch:
     """Distinct configs drawn from the space, each combination equally likely.
@@ -250,7 +268,7 @@ def check_whole(search: Any, **least: int) -> None:
         value = getattr(search, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ConfigError(
-                f"{type(search).__name__}: {name} must be an int >= {lowest}, got {value!r}"
+                f"{type(search).__name__}: {name} must be a whole number >= {lowest}, got {value!r}"
             )
 
 
@@ -266,6 +284,13 @@ def batch_note(runs: Sequence[RunConfig]) -> str:
     (Malladi et al., NeurIPS 2022). It is broken badly if no two runs of the smallest and the
     largest batch are within a factor of 2 of it.
     """
+    kinds = dict.fromkeys(run.trainer_type for run in runs)
+    notes = (_batch_note([run for run in runs if run.trainer_type == kind]) for kind in kinds)
+    return next(filter(None, notes), "")
+
+
+def _batch_note(runs: Sequence[RunConfig]) -> str:
+    """The same for runs of one trainer type: others have other learning rates."""
     found: dict[int, set[float]] = {}
     for run in runs:
         args = run.model.training_args

@@ -21,7 +21,7 @@ from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.ops import Op
 from rapidfire_jupyter.recorded import Recorded, has_choices
-from rapidfire_jupyter.search import Where, check_whole, runs_text, set_up
+from rapidfire_jupyter.search import Where, check_whole, runs_text, set_up, told_where
 from rapidfire_jupyter.space import (
     allows,
     choices_text,
@@ -39,6 +39,7 @@ _INSTALL = "pip install 'rapidfire-jupyter[optuna]'"
 _SAMPLERS = ("tpe", "cmaes", "random")
 
 
+@told_where
 @dataclass(frozen=True)
 class RFOptuna:
     """Configs suggested by Optuna, a few at a time: whenever a run ends, the next one begins.

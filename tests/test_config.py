@@ -322,11 +322,20 @@ def test_warmup_ratio_means_the_same_to_the_installed_transformers(tmp_path: Pat
         ),
         (
             lambda: RFSFTConfig(per_device_train_batch_size="4"),
-            "RFSFTConfig: per_device_train_batch_size must be an int, got '4' (str); "
+            "RFSFTConfig: per_device_train_batch_size must be a whole number, got '4' (str); "
             "write per_device_train_batch_size=4 without quotes",
         ),
-        (lambda: RFLoraConfig(r=8.0), "r must be an int, got 8.0 (float)"),
-        (lambda: RFLoraConfig(r=True), "r must be an int, got True (bool)"),
+        (lambda: RFLoraConfig(r=8.0), "r must be a whole number, got 8.0 (float); write r=8"),
+        (
+            lambda: RFLoraConfig(r=3.5),
+            "r must be a whole number, got 3.5 (float); write for example",
+        ),
+        (
+            lambda: RFSFTConfig(max_tokens_per_batch=float("nan")),
+            "max_tokens_per_batch must be a whole number or None, got nan",
+        ),
+        (lambda: RFSFTConfig(max_tokens_per_batch=512.0), "write max_tokens_per_batch=512"),
+        (lambda: RFLoraConfig(r=True), "r must be a whole number, got True (bool)"),
         (lambda: RFSFTConfig(packing=1), "packing must be True or False, got 1 (int)"),
         (lambda: RFSFTConfig(packing="true"), "write packing=True without quotes"),
         (
@@ -346,7 +355,7 @@ def test_warmup_ratio_means_the_same_to_the_installed_transformers(tmp_path: Pat
         (lambda: RFSFTConfig(model_init_kwargs=[1]), "model_init_kwargs must be a dict"),
         (lambda: RFSFTConfig(loss_type=["nll"]), "loss_type must be one of 'nll', 'dft'"),
         (lambda: RFSFTConfig(learning_rate=List([1e-3, "x"])), "learning_rate must be a number"),
-        (lambda: RFLoraConfig(r=Range(4.0, 64.0)), "r must be an int, got 4.0"),
+        (lambda: RFLoraConfig(r=Range(4.0, 64.0)), "r must be a whole number, got 4.0"),
         (lambda: RFModelConfig("tiny", seed="7"), "write seed=7 without quotes"),
         (lambda: RFModelConfig("tiny", formatting_func=[as_text]), "write formatting_func=List"),
         (lambda: RFModelConfig(None), "model_name must be a text, got None"),
@@ -458,9 +467,15 @@ def test_other_keywords_go_to_the_trainer_but_misspellings_are_refused() -> None
         lambda: RFModelConfig("tiny", processing_class="x")
     )
     assert "give it to run_fit" in message(lambda: RFModelConfig("tiny", train_dataset=[]))
-    assert "'learning_rate' is an argument of RFSFTConfig" in message(
-        lambda: RFModelConfig("tiny", learning_rate=1e-3)
-    )
+    other = "(max_tokens_per_batch=512), or that of another trainer"
+    for give, text in (
+        ({"learning_rate": 1e-3}, "; write training_args=RFSFTConfig(learning_rate=0.001), or "),
+        ({"max_tokens_per_batch": 512}, f"; write training_args=RFSFTConfig{other}"),
+        ({"num_generations": 4}, "; write training_args=RFGRPOConfig(num_generations=4), or "),
+        ({"lora_alpha": 4}, "; write peft_config=RFLoraConfig(lora_alpha=4)"),
+        ({"hub_token": "abc"}, "; write training_args=RFSFTConfig(hub_token=...), or "),
+    ):
+        assert text in message(lambda give=give: RFModelConfig("tiny", **give))
 
 
 def test_peft_config_takes_any_peft_method_and_its_arguments() -> None:

@@ -311,6 +311,12 @@ def test_arguments_of_other_names_are_refused_with_the_nearest(experiment):
 
     with pytest.raises(ConfigError, match=r"run_fit has no argument 'num_chunk'.*'num_chunks'"):
         exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), num_chunk=4)
+    with pytest.raises(ConfigError, match=r"; write training_args=RFSFTConfig\(max_tokens_per_b"):
+        exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), max_tokens_per_batch=3)
+    with pytest.raises(ConfigError, match=r"seed must be a whole .*, got 7\.0; write 7"):
+        exp.run_fit(grid(), tiny.create_model, tiny.sft_rows(4), seed=7.0)
+    with pytest.raises(OpError, match=r"no run at position 2 of 0, counted from 0.*exp.run\(2\)"):
+        exp.runs[2]
     with pytest.raises(ConfigError, match=r"List takes one list of values; write List\(\[1, 2\]\)"):
         List(1, 2)
     with pytest.raises(OpError, match=r"clone takes its changes as a dict: clone\(1, \{'r': 8\}\)"):

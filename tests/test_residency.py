@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rapidfire_jupyter.errors import ConfigError
-from rapidfire_jupyter.training.budget import Budget, budget
+from rapidfire_jupyter.training.budget import Budget, budget, mib_apart
 from rapidfire_jupyter.training.residency import Residency
 
 KIB = 1024
@@ -227,7 +227,14 @@ def test_quantised_weights_are_counted_and_stay_where_they_are(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "bytes_"),
-    [(4096, 4096), ("20 GB", 20_000_000_000), ("1.5GiB", 1_610_612_736), ("512 MiB", 1 << 29)],
+    [
+        (4096, 4096),
+        ("20 GB", 20_000_000_000),
+        ("1.5GiB", 1_610_612_736),
+        ("512 MiB", 1 << 29),
+        (1e9, 10**9),
+        ("1e3 MB", 10**9),
+    ],
 )
 def test_a_budget_may_be_bytes_or_a_size(given, bytes_):
     assert budget(given, 0, torch.device("cpu")) == Budget(bytes_, 0)
@@ -243,5 +250,10 @@ def test_a_budget_may_be_a_share_and_on_a_cpu_all_else_is_on_disk():
 
 @pytest.mark.parametrize("given", ["much", "120%", -1, 0, True, 1.5, "5 parsecs"])
 def test_a_budget_that_is_none_is_refused(given):
-    with pytest.raises(ConfigError, match="device_memory must be"):
+    with pytest.raises(ConfigError, match=r'device_memory must be .*"80%".*"20 GB"'):
         budget(given, 0, torch.device("cpu"))
+
+
+def test_sizes_that_differ_are_told_as_different_ones():
+    assert mib_apart(3 * 2**20 + 1, 3 * 2**20) == ("3.1 MiB", "3.0 MiB")
+    assert mib_apart(5000 * 2**20, 2**20) == ("5,000.0 MiB", "1.0 MiB")

@@ -1,11 +1,13 @@
 """Searches: the exact product, fair and repeatable draws, and nothing of the user's touched."""
 
 import copy
+import inspect
 import itertools
 import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from rapidfire_jupyter.search import (
     batch_note,
 )
 from rapidfire_jupyter.space import chosen, coordinates, walk
+from rapidfire_jupyter.suggestions import RFOptuna
 
 
 def short_answers(completions: list[str], **kwargs: object) -> list[float]:
@@ -408,7 +411,7 @@ def test_a_space_too_large_to_list_is_drawn_from_too() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("num_runs", 0), ("num_runs", 2.0), ("seed", None)])
 def test_random_search_refuses_counts_that_are_none(name: str, value: object) -> None:
-    assert f"RFRandomSearch: {name} must be an int" in message(
+    assert f"RFRandomSearch: {name} must be a whole number" in message(
         lambda: RFRandomSearch(space(), **{name: value})  # type: ignore[arg-type]
     )
 
@@ -586,6 +589,32 @@ def test_batch_sizes_compared_far_off_the_rule_of_thumb_are_told(
     assert bool(text) == bool(factor)
     if factor:
         assert f"batch sizes {sizes[0]} and {sizes[1]}" in text and f"factor of {factor}" in text
+
+
+def test_batch_sizes_are_compared_among_runs_of_one_trainer() -> None:
+    sft = RFGridSearch(batches(1e-3, [2])).runs()
+    dpo = RFModelConfig("tiny", training_args=RFDPOConfig(per_device_train_batch_size=64))
+
+    assert batch_note([*sft, dpo.build()]) == ""
+    assert "batch sizes 2 and 32" in batch_note(
+        [dpo.build(), *RFGridSearch(batches(1e-3, [2, 32])).runs()]
+    )
+
+
+def test_a_search_says_where_an_argument_belongs_that_it_does_not_have() -> None:
+    model = RFModelConfig("tiny")
+    searches: list[Any] = [RFGridSearch, RFRandomSearch, RFOptuna]
+
+    for search in searches:
+        belongs = f"{search.__name__} has no argument 'max_tokens_per_batch'; write training_args="
+        assert message(lambda s=search: s(model, max_tokens_per_batch=3)).startswith(belongs)
+        assert "did you mean 'trainer_type'" in message(
+            lambda s=search: s(model, trainer_typ="SFT")
+        )
+        assert "write RFModelConfig(..., ref_model_name='x')" in message(
+            lambda s=search: s(model, ref_model_name="x")
+        )
+        assert list(inspect.signature(search).parameters)[:2] == ["configs", "trainer_type"]
 
 
 # ----------------------------------------------------------------------------------------- points

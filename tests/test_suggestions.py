@@ -145,7 +145,7 @@ def test_a_sampler_that_is_sure_still_suggests_what_is_left(seed):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_runs": 0}, "RFOptuna: num_runs must be an int >= 1, got 0"),
+        ({"num_runs": 0}, "RFOptuna: num_runs must be a whole number >= 1, got 0"),
         ({"sampler": "grid"}, "sampler must be one of tpe, cmaes, random, got 'grid'"),
         ({"sampler": "cmaes", "metric": ["a", "b"]}, "needs a Range and one metric"),
         ({"metric": ["a", "b"], "mode": ["min"]}, "mode must have one entry for each metric"),

@@ -6,6 +6,7 @@ import torch
 from oracle import assert_same, plain, sliced
 
 from rapidfire_jupyter import (
+    List,
     RFDistillationConfig,
     RFDPOConfig,
     RFGridSearch,
@@ -505,6 +506,8 @@ def test_rows_that_do_not_fit_alone_and_the_least_budget_end_the_search_at_once(
 def test_a_least_budget_without_a_most_or_above_it_is_refused_in_the_cell():
     with pytest.raises(ConfigError, match="which memory may lower to it, got 64 and None; give"):
         RFGridSearch(config(min_tokens_per_batch=64), "SFT").runs()
+    either = config(List([None, 64]), min_tokens_per_batch=32)  # one with a budget, one without
+    assert len(RFGridSearch(either, "SFT").runs()) == 2
     with pytest.raises(ConfigError, match="got 128 and 64; swap them"):
         RFGridSearch(config(64, min_tokens_per_batch=128), "SFT").runs()
     with pytest.raises(ConfigError, match="min_tokens_per_batch must be >= 1, got 0"):

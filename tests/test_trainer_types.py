@@ -15,6 +15,7 @@ from rapidfire_jupyter import (
     RFModelConfig,
     RFSFTConfig,
 )
+from rapidfire_jupyter.attaching import specs
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import flatten
 from rapidfire_jupyter.encoding import decode, encode
@@ -94,6 +95,12 @@ def test_a_config_of_any_class_takes_choices_and_is_checked_as_ours_are():
     assert [run.trainer_type for run in runs] == [orpo_trainer] * 2
     assert runs[0].trainer.name == "ORPO"
     assert repr(args).startswith("RFORPOConfig(beta=")
+    sft = RFModelConfig("tiny", training_args=RFSFTConfig(learning_rate=1e-4)).build()
+    assert [run["name"] for run in specs([*runs, sft])] == [
+        "trainer_type=ORPOTrainer beta=0.1",
+        "trainer_type=ORPOTrainer beta=0.2",
+        "trainer_type=SFT",
+    ]
     with pytest.raises(ConfigError, match="RFORPOConfig has no argument 'betta'"):
         RFConfig(orpo_config, betta=1)
     with pytest.raises(ConfigError, match="takes a config class"):

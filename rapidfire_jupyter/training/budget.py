@@ -3,6 +3,7 @@
 Sizes are bytes, or texts such as "80%", "20 GB" and "512 MiB".
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 
 from rapidfire_jupyter.errors import ConfigError
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]i?b|b)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d\d?)?)\s*(%|[kmgt]i?b|b)")
 _UNITS = {"b": 1, **{p + "b": 1000**n for n, p in enumerate("kmgt", 1)}}
 _UNITS |= {p + "ib": 1024**n for n, p in enumerate("kmgt", 1)}
 
@@ -29,7 +30,15 @@ def mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.1f} MiB"
 
 
-def budget(device_memory: int | str, host_memory: int | str | None, device: torch.device) -> Budget:
+def mib_apart(more: float, less: float) -> tuple[str, str]:
+    """Two sizes in words that differ, however near they are: one rounded up, the other down."""
+    steps = 10 / 2**20
+    return mib(math.ceil(more * steps) / steps), mib(math.floor(less * steps) / steps)
+
+
+def budget(
+    device_memory: float | str, host_memory: float | str | None, device: torch.device
+) -> Budget:
     """What "80%", "20 GB" or a number of bytes is on this machine.
 
     Args:
@@ -45,7 +54,9 @@ def budget(device_memory: int | str, host_memory: int | str | None, device: torc
         host = _bytes("host_memory", host_memory, free)
     whole = _bytes("device_memory", device_memory, device_bytes(device))
     if whole <= 0:
-        raise ConfigError(f"device_memory must be over 0, got {device_memory!r}")
+        raise ConfigError(
+            f'device_memory must be over 0, got {device_memory!r}; give "80%" or "20 GB"'
+        )
     return Budget(whole, host)
 
 
@@ -58,15 +69,16 @@ def device_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().total)
 
 
-def _bytes(name: str, value: int | str, whole: int) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+def _bytes(name: str, value: float | str, whole: int) -> int:
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 0:
+        return number
     match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if match is None:
         raise ConfigError(
             f'{name} must be a share such as "80%", a size such as "20 GB", or bytes, got {value!r}'
         )
-    number, unit = float(match[1]), match[2]
-    if unit == "%" and number > 100:
-        raise ConfigError(f"{name} must be at most 100%, got {value!r}")
-    return int(number * (whole / 100 if unit == "%" else _UNITS[unit]))
+    count, unit = float(match[1]), match[2]
+    if unit == "%" and count > 100:
+        raise ConfigError(f'{name} must be at most 100%, got {value!r}; give "80%" or "20 GB"')
+    return int(count * (whole / 100 if unit == "%" else _UNITS[unit]))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rapidfire_jupyter.training.budget import Budget, mib
+from rapidfire_jupyter.training.budget import Budget, mib, mib_apart
 from rapidfire_jupyter.training.estimates import Footprint, companions
 
 _MOVABLE = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -222,9 +222,10 @@ class Residency:
         """Make room for all of `keep` and for so many bytes besides."""
         stay = self._fixed_bytes(keep)
         if stay + size_bytes > self.budget.device_bytes:
+            needed, allowed = mib_apart(stay + size_bytes, self.budget.device_bytes)
             raise torch.OutOfMemoryError(
-                f"{what} needs {mib(size_bytes)} besides {mib(stay)} of weights and states, and "
-                f"device_memory allows {mib(self.budget.device_bytes)}"
+                f"{what} needs {mib(size_bytes)} besides {mib(stay)} of weights and states, "
+                f"{needed} together, and device_memory allows {allowed}"
             )
         kept = {id(item) for item in keep}
         others = [
