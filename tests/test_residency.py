@@ -256,4 +256,5 @@ def test_a_budget_that_is_none_is_refused(given):
 
 def test_sizes_that_differ_are_told_as_different_ones():
     assert mib_apart(3 * 2**20 + 1, 3 * 2**20) == ("3.1 MiB", "3.0 MiB")
+    assert mib_apart(3.12 * 2**20, 2.99 * 2**20) == ("3.1 MiB", "3.0 MiB")
     assert mib_apart(5000 * 2**20, 2**20) == ("5,000.0 MiB", "1.0 MiB")

@@ -31,7 +31,9 @@ def mib(size_bytes: float) -> str:
 
 
 def mib_apart(more: float, less: float) -> tuple[str, str]:
-    """Two sizes in words that differ, however near they are: one rounded up, the other down."""
+    """Two sizes in words that differ: where they are near, one is rounded up, the other down."""
+    if mib(more) != mib(less):
+        return mib(more), mib(less)
     steps = 10 / 2**20
     return mib(math.ceil(more * steps) / steps), mib(math.floor(less * steps) / steps)
 
