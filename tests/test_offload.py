@@ -201,7 +201,7 @@ def test_a_run_that_cannot_fit_is_refused_with_numbers_and_the_others_train(expe
     assert [run.status for run in exp.runs] == ["failed", "completed"], exp.run(2).trace
     error = exp.run(1).error
     assert "device_memory allows 1.9 MiB" in error and "MiB of weights and states" in error
-    assert "gradient_checkpointing=True" in error
+    assert "use peft_config=RFLoraConfig(), optim='adamw_8bit'" in error
 
 
 def test_runs_of_one_base_train_beside_each_other_where_a_base_must_be_brought_in(experiment):

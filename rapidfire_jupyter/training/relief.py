@@ -99,7 +99,7 @@ def advice(config: RunConfig, phase: Phase, have: Means) -> str:
         tips = _tips(config, have)
         if have.largest.room == 0:
             return f"weights and states alone are too much: use {tips}{_ANYHOW}"
-        if getattr(args, "min_tokens_per_batch", None):
+        if getattr(args, "max_tokens_per_batch", None) and args.min_tokens_per_batch:
             tips = f"a smaller min_tokens_per_batch, {tips}"
         return (
             "memory ran out and the micro-batch is as small as it gets: use "
@@ -115,8 +115,10 @@ def advice(config: RunConfig, phase: Phase, have: Means) -> str:
 
 
 def _tips(config: RunConfig, have: Means) -> str:
-    """What costs time only and is not taken yet, in words."""
+    """What would help and is not taken yet, in words."""
     tips = []
+    if have.largest.room == 0 and config.model.peft_config is None:
+        tips.append("peft_config=RFLoraConfig()")
     if have.largest.room != 0 and _checkpointing(config, have):
         tips.append("gradient_checkpointing=True")
     if _is_adamw(config):
