@@ -184,8 +184,8 @@ def test_a_snapshot_after_a_flood_equals_the_log(training):
     cell = training.start(
         """
         line = "x" * 9_999
-        until = time.monotonic() + 3
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
             print(line)
             time.sleep(0.002)
         """

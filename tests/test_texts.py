@@ -1,5 +1,6 @@
 """Texts that users hand over: what is whole, what can be a path, and that the rest is refused."""
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_path_is_what_a_file_system_takes():
 
 
 def test_paths_that_are_none_are_refused(tmp_path):
-    exp = Experiment("exp", tmp_path)
+    exp = Experiment(f"paths-{uuid.uuid4().hex}", tmp_path)  # a magic looks for it by its name
 
     for path in (HALF, "a\0.html", 3):
         with pytest.raises(ExperimentError, match="root is a folder's path, got"):
@@ -35,7 +36,7 @@ def test_paths_that_are_none_are_refused(tmp_path):
         with pytest.raises(OpError, match="a path is a text or a Path, got"):
             exp.report(path)
     with pytest.raises(OpError, match="a path is a text or a Path, got"):
-        run_magic(f"export {HALF}.html", None, {"exp": exp})
+        run_magic(f"export {HALF}.html --exp {exp.name}", None, {"exp": exp})
     with pytest.raises(UsageError, match="half of a surrogate pair"):
         run_magic("run", f"experiment: {HALF}", {})
 
