@@ -195,6 +195,11 @@ OURS: dict[str, dict[str, Argument]] = {
 }
 
 
+def optimizer_name(optim: object) -> str:
+    """An optimizer's name, as `optim` has it: a text, TRL's enum, or None."""
+    return str(getattr(optim, "value", optim or ""))
+
+
 @functools.cache
 def arguments(cls: Any) -> dict[str, Argument]:  # Any: a dataclass
     """Every argument of a dataclass of PEFT or TRL, and ours, by name."""

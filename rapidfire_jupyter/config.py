@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapidfire_jupyter import mixture as mixtures
-from rapidfire_jupyter.arguments import GONE, RENAMED, Argument, alternatives, closest
+from rapidfire_jupyter.arguments import (
+    GONE,
+    RENAMED,
+    Argument,
+    alternatives,
+    closest,
+    optimizer_name,
+)
 from rapidfire_jupyter.choices import short
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.recorded import (
@@ -287,7 +294,7 @@ def _check_token_budget(model: RFModelConfig) -> None:
                 f"{asked} cuts batches of padded rows, got {name}=True, which leaves no padding; "
                 "drop one"
             )
-    optim = str(getattr(args.optim, "value", args.optim))
+    optim = optimizer_name(args.optim)
     if "lomo" in optim or "layerwise" in optim:
         raise ConfigError(
             f"{asked} adds up gradients of parts, got optim={optim!r}, which keeps none; drop one"

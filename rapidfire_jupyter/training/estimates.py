@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rapidfire_jupyter.arguments import optimizer_name
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.training.watching import checkpoints_layers
 
@@ -146,7 +147,7 @@ def footprint(trainer: Any, base: nn.Module) -> Footprint:
         shared += sum(size for key, size in fresh.items() if key not in known)
         known |= fresh.keys()
     gradients = sum(p.numel() * p.element_size() for p in trained)
-    optim = optimizer_bytes(str(getattr(trainer.args.optim, "value", trainer.args.optim)), trained)
+    optim = optimizer_bytes(optimizer_name(trainer.args.optim), trained)
     return Footprint(shared, own, gradients, optim, 0)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rapidfire_jupyter.arguments import optimizer_name
 from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
@@ -129,8 +130,7 @@ def _tips(config: RunConfig, have: Means) -> str:
 
 def _is_adamw(config: RunConfig) -> bool:
     """Whether the optimizer has states of 32 bit that `adamw_8bit` would have of 8."""
-    name = config.model.training_args.optim
-    return str(getattr(name, "value", name)) in ("adamw_torch", "adamw_torch_fused")
+    return optimizer_name(config.model.training_args.optim) in ("adamw_torch", "adamw_torch_fused")
 
 
 def at_level(config: RunConfig, level: str, have: Means) -> RunConfig:

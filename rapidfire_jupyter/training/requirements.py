@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rapidfire_jupyter.arguments import optimizer_name
 from rapidfire_jupyter.config import RunConfig
 from rapidfire_jupyter.errors import ConfigError
 from rapidfire_jupyter.training import budget, memory, models
@@ -45,7 +46,7 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
     Raises:
         ConfigError: Names the argument, the package, and what does without.
     """
-    optim = _name_of(values.get("optim"))
+    optim = optimizer_name(values.get("optim"))
     module, package = package_of(optim)
     if module:
         _need(f"optim={optim!r}", module, package, 'use optim="adamw_torch_fused"')
@@ -84,12 +85,8 @@ def check_packages(values: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -
 
 def package_of(optim: Any) -> tuple[str, str]:
     """The module that an optimizer comes from, and how pip calls it; empty for torch's own."""
-    name = _name_of(optim)
+    name = optimizer_name(optim)
     return next((one[1:] for one in _OF_OPTIMIZERS if re.search(one[0], name)), ("", ""))
-
-
-def _name_of(optim: Any) -> str:
-    return str(getattr(optim, "value", optim or ""))
 
 
 def _need(what: str, module: str, package: str, instead: str) -> None:
@@ -202,7 +199,7 @@ def check_memory(config: RunConfig, outline: nn.Module, allowed: int, named: str
     needed, parts = weights, f"its weights take {_gb(weights)}"
     if config.model.peft_config is None:
         optim = config.model.training_args.optim
-        states = optimizer_bytes(str(getattr(optim, "value", optim)), parameters)
+        states = optimizer_bytes(optimizer_name(optim), parameters)
         needed = 2 * weights + states
         parts += f", their gradients as much, and its optimizer's states {_gb(states)}"
     if needed > allowed:

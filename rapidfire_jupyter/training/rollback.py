@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from rapidfire_jupyter.arguments import optimizer_name
 from rapidfire_jupyter.training import attributes
 from rapidfire_jupyter.training.checkpoints import EXTRA_FIELDS, RUNNING_METRICS
 from rapidfire_jupyter.training.context import rng_state, set_rng_state
@@ -49,7 +50,7 @@ def can_mark(trainer: Any) -> bool:
     Optimizers that update within the backward pass, and callbacks with a state that change it
     within a step, cannot.
     """
-    optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    optim = optimizer_name(trainer.args.optim)
     if "layerwise" in optim or "lomo" in optim:
         return False
     return not any(

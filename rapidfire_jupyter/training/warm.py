@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rapidfire_jupyter.arguments import optimizer_name
 from rapidfire_jupyter.changes import COLD_ARGUMENTS
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.encoding import encode
@@ -83,8 +84,7 @@ def _peft_refusal(parent: RunConfig, clone: RunConfig) -> str:
         return "rank_pattern and alpha_pattern keep the adapter's shape; it cannot change warm"
     if new.r < old.r:
         return f"rank r={new.r} is smaller than the parent's {old.r}; what it learned would not fit"
-    optim = parent.model.training_args.optim
-    optim = str(getattr(optim, "value", optim))
+    optim = optimizer_name(parent.model.training_args.optim)
     if (new.r, new.lora_alpha) != (old.r, old.lora_alpha) and optim not in _PLAIN_MOMENTS:
         return f"r and lora_alpha scale what the optimizer keeps, and that of {optim!r} cannot be"
     if adapters.follows_weights(new) and any(
