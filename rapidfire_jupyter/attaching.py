@@ -15,7 +15,7 @@ from rapidfire_jupyter.changes import modify
 from rapidfire_jupyter.config import RunConfig, differences, flatten
 from rapidfire_jupyter.data import tasks
 from rapidfire_jupyter.data.sets import fingerprint
-from rapidfire_jupyter.encoding import decode, encode
+from rapidfire_jupyter.encoding import decode, encode, name_of
 from rapidfire_jupyter.errors import ConfigError, ExperimentError
 from rapidfire_jupyter.events import EventLog
 from rapidfire_jupyter.fit import Fit
@@ -79,7 +79,7 @@ def _label(config: Mapping[str, Any], varying: list[str]) -> str:
         if value is None:
             continue
         if isinstance(value, dict):
-            value = str(value.get("callable") or value.get("object", "...")).rpartition(".")[2]
+            value = name_of(value).rpartition(".")[2] or "..."
         if isinstance(value, float):
             value = f"{value:.4g}"
         text = "+".join(map(str, value)) if isinstance(value, list) else str(value)

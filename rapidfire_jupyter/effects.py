@@ -15,6 +15,7 @@ from statistics import NormalDist, fmean
 from typing import Any, Literal
 
 from rapidfire_jupyter.comparison import NOISE, deviation
+from rapidfire_jupyter.encoding import name_of
 from rapidfire_jupyter.repeats import SEEDS
 from rapidfire_jupyter.state import Run
 
@@ -179,7 +180,7 @@ def _text(value: object) -> str:
 
 def _short(value: Any) -> str:  # Any: JSON values
     if isinstance(value, dict):
-        value = value.get("callable", value.get("object", value))
+        value = name_of(value) or value
     if isinstance(value, float):
         return f"{value:g}"
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -109,9 +109,14 @@ def decode(value: Any, key: str = "value") -> Any:  # Any: what JSON holds
         return {decode(k, key): decode(v, key) for k, v in value["pairs"]}
     lost = _MARKS & set(value)
     if lost:
-        what = value.get("callable") or value.get("object") or "a secret"
+        what = name_of(value) or "a secret"
         raise ConfigError(f"{key} was {what}, which cannot be stored; give it again")
     return {name: decode(one, f"{key}.{name}") for name, one in value.items()}
+
+
+def name_of(value: Mapping[str, Any]) -> str:
+    """The dotted name of what `encode` could only describe; "" for what is a value itself."""
+    return str(value.get("callable") or value.get("object") or "")
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ class Experiment:
         """
         if type(run_id) is not int or run_id not in self.state.runs:
             known = ", ".join(map(str, self.state.runs)) or "none yet"
-            raise OpError(f"there is no run {run_id!r}; runs: {known}")
+            raise OpError(f"there is no run {run_id!r:.60}; runs: {known}")
         return RunView(self, run_id)
 
     def results(self) -> "pd.DataFrame":

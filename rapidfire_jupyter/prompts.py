@@ -41,11 +41,8 @@ def ask(
     from rapidfire_jupyter.engine import engine
     from rapidfire_jupyter.training.messages import Ask
 
-    known = exp.state.runs
     for run in runs:
-        if type(run) is not int or run not in known:
-            listed = ", ".join(map(str, known)) or "none yet"
-            raise OpError(f"there is no run {run!r:.60}; runs: {listed}")
+        exp.run(run)
     if not runs:
         raise OpError("no run is asked; give the number of one or more")
     if not 0 < len(prompts) <= MOST_PROMPTS:

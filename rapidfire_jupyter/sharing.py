@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rapidfire_jupyter import state
+from rapidfire_jupyter.encoding import name_of
 from rapidfire_jupyter.errors import OpError
 from rapidfire_jupyter.events import Event
 from rapidfire_jupyter.state import Run
@@ -204,7 +205,6 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, dict):
         if "secret" in value:
             return "***"
-        name = value.get("callable") or value.get("object")
-        if name:
+        if name := name_of(value):
             return f"`{name}`"
     return f"`{json.dumps(value)}`"

@@ -42,6 +42,12 @@ def goes_on(exp, run=1):
     return steps
 
 
+def needed_by(exp, run, rows):
+    """What a run takes on a device with room for it."""
+    exp.run_fit(run, small_device, tiny.sft_rows(rows), num_chunks=2, block=True)
+    return exp.run(1).memory
+
+
 def adjusted(exp, run=1):
     return [e.data["changes"] for e in exp.events if e.kind == "run_adjusted" and e.run == run]
 
@@ -486,8 +492,7 @@ def test_a_level_that_needs_a_package_and_an_unknown_one_are_refused_in_the_cell
 def test_a_micro_batch_becomes_one_that_fits_at_once(experiment):
     exp = experiment()
     run = config(8, 1, {"hidden": 64, "layers": 6}, num_train_epochs=1)
-    exp.run_fit(run, small_device, tiny.sft_rows(16), num_chunks=2, block=True)
-    needed = exp.run(1).memory
+    needed = needed_by(exp, run, 16)
     small = experiment("small")
 
     small.run_fit(
@@ -544,8 +549,7 @@ def test_advice_leaves_out_what_is_taken():
 def test_no_micro_batch_is_tried_where_weights_and_states_alone_do_not_fit(experiment):
     exp = experiment()
     run = config(8, 1, {"hidden": 64, "layers": 6}, num_train_epochs=1)
-    exp.run_fit(run, small_device, tiny.sft_rows(16), num_chunks=2, block=True)
-    needed = exp.run(1).memory
+    needed = needed_by(exp, run, 16)
     small = experiment("small")
 
     small.run_fit(
@@ -565,8 +569,7 @@ def test_no_micro_batch_is_tried_where_weights_and_states_alone_do_not_fit(exper
 def test_auto_checkpoints_gradients_before_it_makes_batches_smaller(experiment, tmp_path):
     exp = experiment()
     run = config(4, 1, {"hidden": 64, "layers": 6}, gradient_checkpointing=False)
-    exp.run_fit(run, small_device, tiny.sft_rows(12), num_chunks=2, block=True)
-    needed = exp.run(1).memory
+    needed = needed_by(exp, run, 12)
     small = experiment("small")
 
     small.run_fit(

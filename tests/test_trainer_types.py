@@ -101,6 +101,9 @@ def test_a_config_of_any_class_takes_choices_and_is_checked_as_ours_are():
         "trainer_type=ORPOTrainer beta=0.2",
         "trainer_type=SFT",
     ]
+    given = [RFSFTConfig(gradient_checkpointing_kwargs={"use_reentrant": on}) for on in (0, 1)]
+    kwargs = [RFModelConfig("tiny", training_args=one).build() for one in given]
+    assert {run["name"] for run in specs(kwargs)} == {"gradient_checkpointing_kwargs=..."}
     with pytest.raises(ConfigError, match="RFORPOConfig has no argument 'betta'"):
         RFConfig(orpo_config, betta=1)
     with pytest.raises(ConfigError, match="takes a config class"):
