@@ -1100,6 +1100,15 @@ def test_a_streaming_run_stopped_and_resumed_goes_on_where_it_was(experiment):
     assert exp.run(1).exact and exp.run(2).exact
 
 
+def told_by(target, folder):
+    """What a process of its own has written down when it ends."""
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=target, args=(str(folder), sys.path))
+    process.start()
+    process.join(180)
+    return json.loads((folder / "told").read_text())
+
+
 def _ends_with_a_full_disk(root, path):
     sys.path[:] = path
     both = [Experiment(name, root=root) for name in ("full", "good")]
@@ -1127,12 +1136,8 @@ def _ends_with_a_full_disk(root, path):
 
 @pytest.mark.slow
 def test_a_full_disk_of_one_experiment_keeps_no_other_from_being_saved_as_python_ends(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_ends_with_a_full_disk, args=(str(tmp_path), sys.path))
-    process.start()
-    process.join(180)
+    found, alerts = told_by(_ends_with_a_full_disk, tmp_path)
 
-    found, alerts = json.loads((tmp_path / "told").read_text())
     assert found[1]
     assert any("No space left on device" in text for text in alerts)
 
@@ -1159,12 +1164,8 @@ def _cannot_open(root, path):
 
 @pytest.mark.slow
 def test_a_run_that_cannot_open_its_folder_fails_and_nobody_waits_for_ever(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_cannot_open, args=(str(tmp_path), sys.path))
-    process.start()
-    process.join(120)
+    told, first, second = told_by(_cannot_open, tmp_path)
 
-    told, first, second = json.loads((tmp_path / "told").read_text())
     assert "TimeoutError" not in told
     assert first[0] == "failed" or "disk failed" in told
     assert "File exists" in first[1] + told

@@ -28,17 +28,15 @@ def config(name="tiny", **given):
     )
 
 
+def run_of(exp, given):
+    """A run that has trained."""
+    exp.run_fit(given, tiny.create_model, tiny.sft_rows(12), num_chunks=1, block=True)
+    return exp.run(1)
+
+
 @pytest.fixture
 def trained(experiment):
-    exp = experiment()
-    exp.run_fit(
-        config(hub_token="hf_secret"),
-        tiny.create_model,
-        tiny.sft_rows(12),
-        num_chunks=1,
-        block=True,
-    )
-    return exp.run(1)
+    return run_of(experiment(), config(hub_token="hf_secret"))
 
 
 def logits(model):
@@ -178,17 +176,10 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_saved(experiment, tmp_p
     import peft
 
     prompts = RFConfig(peft.PromptTuningConfig, num_virtual_tokens=4, task_type="CAUSAL_LM")
-    exp = experiment()
-    exp.run_fit(
-        config().copy(peft_config=prompts),
-        tiny.create_model,
-        tiny.sft_rows(12),
-        num_chunks=1,
-        block=True,
-    )
+    run = run_of(experiment(), config().copy(peft_config=prompts))
 
     with pytest.raises(OpError, match="PROMPT_TUNING cannot be merged; save it with merged=False"):
-        exp.run(1).save(tmp_path / "merged", merged=True)
+        run.save(tmp_path / "merged", merged=True)
     assert not (tmp_path / "merged").exists()
 
 
@@ -198,15 +189,7 @@ def test_an_adapter_that_others_would_load_onto_another_base_is_saved_merged_onl
     from transformers import AutoModelForCausalLM
 
     lora = RFLoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa_niter_4")
-    exp = experiment()
-    exp.run_fit(
-        config().copy(peft_config=lora),
-        tiny.create_model,
-        tiny.sft_rows(12),
-        num_chunks=1,
-        block=True,
-    )
-    run = exp.run(1)
+    run = run_of(experiment(), config().copy(peft_config=lora))
 
     with pytest.raises(OpError, match=r"its SVD is randomised.*save it with merged=True"):
         run.save(tmp_path / "adapter")
